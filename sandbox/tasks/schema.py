@@ -1,0 +1,45 @@
+"""What a task is: the part an agent may see, and the hidden tests that only the grader opens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """One repair task, without anything that tells the answer.
+
+    `files` is the working copy of a small task (path → text). `families` tags serve
+    reports only and never reach the policy.
+    """
+
+    instance_id: str
+    problem_statement: str
+    files: Mapping[str, str]
+    workdir: str = "/testbed"
+    command_timeout: float = 10.0  # seconds, one tool call
+    agent_timeout: float = 120.0  # seconds, the whole episode
+    tests_timeout: float = 5.0  # seconds, the hidden tests
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One hidden check: `expression`, evaluated in the module's namespace, must equal `expected`.
+
+    `expected` is a Python literal (numbers, strings, lists, tuples, sets, dicts, None); equality
+    includes the type. Only the grader compares: the code under test sees the expression alone.
+    """
+
+    expression: str
+    expected: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenTests:
+    """The tests of one task. Never enters the agent's sandbox."""
+
+    instance_id: str
+    module: str  # path of the module under test, relative to the working directory
+    cases: tuple[Case, ...]
+    reference: Mapping[str, str] = field(default_factory=dict)  # path → text of the known fix
