@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxrl.rl.ledger import CheckpointDamagedError, Ledger, deleting, read_ledger, reading, write_ledger
+from jaxrl.rl.ledger import (
+    CheckpointDamagedError,
+    Ledger,
+    check_files,
+    deleting,
+    file_digests,
+    read_ledger,
+    reading,
+    write_ledger,
+)
 from jaxrl.rl.trees import describe, flat, host_copy, unflat
 
 _NAME = re.compile(r"checkpoint_(\d{6,})_step_(\d{8,})")
@@ -86,7 +95,7 @@ class CheckpointStore:
             for part, leaves in parts.items()
             for name, leaf in leaves.items()
         }
-        ledger = Ledger(step=step, version=version, progress=dict(progress), arrays=arrays)
+        ledger = Ledger(step=step, version=version, progress=dict(progress), arrays=arrays, files={})
         self._pending = self._writer.submit(self._write, parts, ledger)
         if block:
             self.wait()
@@ -169,6 +178,7 @@ def _write_draft(draft: Path, parts: Mapping[str, Mapping[str, np.ndarray]], led
         for part, leaves in parts.items():
             checkpointer.save(draft / part, dict(leaves))
             checkpointer.wait_until_finished()
+    ledger = replace(ledger, files=file_digests(draft))
     write_ledger(draft, ledger)
     for part, leaves in parts.items():
         _read_part(draft, part, leaves, ledger)
@@ -216,7 +226,11 @@ def _check_same_model(path: Path, part: str, wanted: Mapping[str, Any], ledger: 
 
 
 def _read_part(path: Path, part: str, wanted: Mapping[str, Any], ledger: Ledger) -> dict[str, np.ndarray]:
-    """Arrays by name as NumPy, each compared with its digest."""
+    """Arrays by name as NumPy, each compared with its digest.
+
+    Files are compared first: Orbax, given a damaged one, may leave work behind that fails later.
+    """
+    check_files(path, ledger, part=part)
     hollow = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
     try:
         with ocp.StandardCheckpointer() as checkpointer:

@@ -1,4 +1,4 @@
-"""The JSON file of a checkpoint: its step, the trainer's progress, and a digest of each array."""
+"""The JSON file of a checkpoint: its step, the trainer's progress, digests of arrays and files."""
 
 import fcntl
 import hashlib
@@ -19,12 +19,16 @@ class CheckpointDamagedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """`arrays` maps part/name to shape, dtype and SHA-256; `progress` is the trainer's."""
+    """`progress` is the trainer's; `arrays` maps part/name to shape, dtype and SHA-256 of the array.
+
+    `files` maps each other file's path within the checkpoint to its SHA-256.
+    """
 
     step: int
     version: int
     progress: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
+    files: dict[str, str]
     schema: int = SCHEMA
 
 
@@ -39,6 +43,29 @@ def write_ledger(folder: Path, ledger: Ledger) -> None:
     if json.loads(text)["ledger"] != body:
         raise ValueError("expected progress of JSON values with string keys and lists, got others")
     (folder / LEDGER).write_text(text)
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file under `folder` but the ledger, by relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LEDGER)
+    return {str(path.relative_to(folder)): _file_digest(path) for path in files}
+
+
+def check_files(folder: Path, ledger: Ledger, *, part: str) -> None:
+    """Compares the files of one part with the ledger.
+
+    Raises:
+        CheckpointDamagedError: one is missing or differs.
+    """
+    for name, digest in ledger.files.items():
+        if not name.startswith(f"{part}/"):
+            continue
+        try:
+            found = _file_digest(folder / name)
+        except OSError as error:
+            raise CheckpointDamagedError(f"cannot read {folder / name}: {error}") from error
+        if found != digest:
+            raise CheckpointDamagedError(f"expected {folder / name} as written, got other bytes")
 
 
 def read_ledger(folder: Path) -> Ledger:
@@ -100,3 +127,8 @@ def deleting(folder: Path) -> Iterator[bool]:
 
 def _digest(body: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
