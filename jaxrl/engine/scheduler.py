@@ -1,7 +1,7 @@
 """The engine: sessions in slots, and a loop that picks the next device job.
 
     engine = Engine(model, EngineOptions(slots=8, context=256))
-    async with engine:
+    async with engine:  # may be entered again later, compiled programs stay
         session = engine.open_session()
         turn = await session.generate(ids, key=key, sampling=Sampling(), max_tokens=64, stop_ids=[2])
         session.close()
@@ -77,15 +77,17 @@ class Engine:
         self.params, self.version = self.steps.params, 0
         self.stats = EngineStats()
         self._cache = self.steps.init_cache()
-        self._table = _Table(free=list(reversed(range(options.slots))))
+        self._table = self._empty_table()
         self._batcher = Batcher(options.prefill_rows, options.prefill_buckets)
-        self._own_device = None if device else ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._device: Executor = device or self._own_device  # type: ignore[assignment]
+        self._given_device = device
+        self._device = device
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task | None = None
         self._to_poison: list[int] = []
 
     async def __aenter__(self) -> "Engine":
+        self._device = self._given_device or ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._wake = asyncio.Event()
         self._loop_task = asyncio.create_task(self._run(), name="engine")
         return self
 
@@ -94,8 +96,12 @@ class Engine:
         self._loop_task.cancel()
         await asyncio.gather(self._loop_task, return_exceptions=True)
         self._fail_all(EngineError("engine stopped"))
-        if self._own_device:
-            self._own_device.shutdown()
+        if self._given_device is None and self._device is not None:
+            self._device.shutdown()
+        self._table = self._empty_table()
+
+    def _empty_table(self) -> _Table:
+        return _Table(free=list(reversed(range(self.options.slots))))
 
     def open_session(self) -> EngineSession:
         """A new, empty conversation. It takes a slot with its first turn."""

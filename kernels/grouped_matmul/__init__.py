@@ -10,7 +10,7 @@ def expert_mlp(
     x_TD: Float[Array, "T D"],
     combine_TE: Float[Array, "T E"],
     *,
-    gate_up_EDF: Float[Array, "E D 2*F"],
+    gate_up_EDF: Float[Array, "E D F2"],
     down_EFD: Float[Array, "E F D"],
     experts_per_token: int,
     implementation: str = "dense_masked",
