@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxrl.model.spec import ModelSpec
@@ -24,7 +25,8 @@ DECAY_RANGE = (0.01, 16.0)
 class Weight:
     """One parameter. `hub` is its name on the hub without the prefix of its layer or of the text model.
 
-    `swap` names the two axes that the hub stores in the other order.
+    `swap` names the two axes that the hub stores in the other order, `unit` an axis of size 1 that only
+    the hub's form has.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +35,26 @@ class Weight:
     hub: str
     dtype: Any
     swap: tuple[int, int] | None = None
+    unit: int | None = None
+
+    def to_hub(self, value: np.ndarray) -> np.ndarray:
+        """The array as the hub stores it."""
+        value = value if self.swap is None else np.swapaxes(value, *self.swap)
+        return value if self.unit is None else np.expand_dims(value, self.unit)
+
+    def from_hub(self, value: np.ndarray) -> np.ndarray:
+        """The inverse of `to_hub`.
+
+        Raises:
+          ValueError: the shape is not the declared one; nothing is transposed by guess.
+        """
+        expected = self.to_hub(np.broadcast_to(np.zeros((), bool), self.shape)).shape
+        if value.shape != expected:
+            raise ValueError(
+                f"{self.hub}: expected shape {expected}; got {value.shape}: is this the spec's model?"
+            )
+        value = value if self.unit is None else np.squeeze(value, self.unit)
+        return value if self.swap is None else np.swapaxes(value, *self.swap)
 
     def create(self, rngs: nnx.Rngs) -> nnx.Param:
         """A freshly initialised parameter; `axes` travels with it as metadata."""
@@ -86,7 +108,7 @@ def gdn_weights(spec: ModelSpec) -> dict[str, Weight]:
         "z": _matrix(D, spec.gdn_inner_dim, ("embed", "heads"), "linear_attn.in_proj_z", dtype),
         "b": _matrix(D, N, ("embed", None), "linear_attn.in_proj_b", dtype),
         "a": _matrix(D, N, ("embed", None), "linear_attn.in_proj_a", dtype),
-        "conv": Weight(conv, (None, "heads"), "fan_in", "linear_attn.conv1d.weight", dtype, swap=(0, 1)),
+        "conv": Weight(conv, (None, "heads"), "fan_in", "linear_attn.conv1d.weight", dtype, (0, 1), unit=1),
         "A_log": Weight((N,), (None,), "log_decay", "linear_attn.A_log", exact),
         "dt_bias": Weight((N,), (None,), "ones", "linear_attn.dt_bias", dtype),
         "norm": Weight((spec.gdn_value_dim,), (None,), "ones", "linear_attn.norm.weight", exact),
