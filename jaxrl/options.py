@@ -40,6 +40,8 @@ class Model(Section):
     """Sizes of the model, by name of the preset."""
     checkpoint: str | None = "configs/quickstart/start"
     """Folder of starting weights; null starts from random ones."""
+    tokenizer: str = "configs/quickstart/tokenizer.json"
+    """Tokenizer file."""
 
 
 class Tasks(Section):
@@ -90,9 +92,9 @@ class Engine(Section):
     """Most tokens of a session."""
     prefill_rows: Count = 16
     """Sessions prefilled together."""
-    prefill_chunk: Count = 32
-    """Tokens of each prefilled at once."""
-    decode_steps: Count = 8
+    prefill_buckets: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 64)
+    """Tokens of a prefill piece, ascending; the last one cuts long prompts."""
+    decode_steps: Count = 4
     """Tokens sampled per dispatch."""
 
 
@@ -101,8 +103,8 @@ class Sandbox(Section):
 
     backend: Literal["namespace"] = "namespace"
     """Isolation."""
-    concurrency: Count = 16
-    """Sandboxes alive at once."""
+    concurrency: Count = 128
+    """Episodes at once, each with a sandbox of its own."""
     cpu: Positive = 1.0
     """Cores."""
     memory_mib: Count = 512
@@ -147,9 +149,9 @@ class RL(Section):
     """Weight of the router's load-balance loss."""
     shuffle_rewards: bool = False
     """Control experiment: rewards permuted over the whole step, so nothing can be learnt."""
-    row_length: Count = 192
+    row_length: Count = 384
     """Tokens of a packed row."""
-    rows_per_microbatch: Count = 16
+    rows_per_microbatch: Count = 8
     """Packed rows of one gradient accumulation."""
 
 
@@ -157,7 +159,9 @@ class Optimizer(Section):
     """AdamW after global-norm clipping."""
 
     learning_rate: Positive = 4e-4
-    """Constant after the warm-up."""
+    """Peak."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """After the warm-up; cosine falls to 0 at the last step."""
     warmup_steps: Whole = 3
     """Updates of linear warm-up."""
     b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -177,8 +181,12 @@ class Evaluation(Section):
 
     every: Whole = 0
     """Steps between evaluations; 0 evaluates at start and end only."""
-    tasks: Count = 251
-    """Validation tasks."""
+    seed: Whole = 1_000_003
+    """Seed of every sampled token; equal seeds make evaluations comparable in pairs."""
+    split: Literal["validation", "test"] = "validation"
+    """Held-out split; the test split is for `python -m jaxrl.eval` alone."""
+    inline_tasks: Count = 64
+    """Tasks of an evaluation between start and end; those two take the whole split."""
     samples: Count = 4
     """Rollouts of each, so that pass@1 to pass@samples are known."""
     sampling_sets: Annotated[tuple[tuple[NonNegative, Probability], ...], Field(min_length=1)] = (
@@ -186,6 +194,21 @@ class Evaluation(Section):
         (0.1, 0.95),
     )
     """(temperature, top_p) of each evaluation."""
+
+
+class SFT(Section):
+    """Supervised fine-tuning (`python -m jaxrl.sft`)."""
+
+    data: tuple[str, ...] = ()
+    """Files of conversations, one JSON object a line, read in this order as one set."""
+    steps: Count = 800
+    """Optimizer updates."""
+    rows: Count = 10
+    """Packed rows of an update."""
+    row_length: Count = 256
+    """Tokens of a packed row."""
+    aux_loss_coefficient: NonNegative = 1e-3
+    """Weight of the router's load-balance loss."""
 
 
 class Checkpoint(Section):
@@ -212,3 +235,4 @@ class Config(Section):
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    sft: SFT = SFT()

@@ -62,6 +62,7 @@ _TIME = [
 
 _TRAIN = [
     _trained("train/loss", "1", "gauge", "policy loss", "Σ token loss / tokens"),
+    _trained("sft/loss", "nat", "gauge", "weighted cross-entropy", "Σ weight × -log p / Σ weight"),
     _trained("train/aux_loss", "1", "gauge", "load-balance loss of the router, unweighted"),
     _trained("train/grad_norm", "1", "gauge", "global norm before clipping"),
     _metric("train/learning_rate", "1", "gauge", "of the last update"),
