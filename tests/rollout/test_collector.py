@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,8 @@ TASKS = generate("train", 12, 1)
 
 
 def options(**fields) -> CollectorOptions:
-    base = dict(seed=1, group_size=4, sampling=Sampling(), episodes=8, retry_delay=0.001)
-    return CollectorOptions(**{**base, **fields})
+    base = CollectorOptions(seed=1, group_size=4, sampling=Sampling(), episodes=8, retry_delay=0.001)
+    return replace(base, **fields)
 
 
 def group_of(around, **fields):
