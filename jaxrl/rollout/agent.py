@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from jaxrl.contracts import (
 from jaxrl.rollout.calls import Call, Parsed
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.transcript import Transcript
-from sandbox.base import Diff, Limits, Sandbox, SandboxError, SandboxProvider
+from sandbox.base import Diff, Sandbox, SandboxError
 from sandbox.tasks.schema import HiddenTests, TaskSpec
 
 
@@ -40,6 +40,14 @@ class Tool(Protocol):
     """A tool of the agent. Bad arguments are an observation, never an exception."""
 
     async def run(self, sandbox: Sandbox, arguments: Mapping[str, str]) -> Observation: ...
+
+
+class Sandboxes(Protocol):
+    """Where episodes get their sandboxes: a pool, as a rule."""
+
+    def lease(self, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox holding `files`, destroyed when the block ends. Raises `SandboxError`."""
+        ...
 
 
 class Verdict(Protocol):
@@ -72,11 +80,10 @@ class World:
     """What every episode of a run shares. Raises `ValueError` if a tool of the harness is missing."""
 
     generator: Generator
-    provider: SandboxProvider
+    sandboxes: Sandboxes
     grader: Grader
     tools: Mapping[str, Tool]
     renderer: Renderer
-    limits: Limits = field(default_factory=Limits)
     rules: Mapping[Outcome, OutcomeRule] = field(default_factory=lambda: OUTCOME_RULES)
 
     def __post_init__(self) -> None:
@@ -121,6 +128,7 @@ class _Episode:
         self._harness = world.renderer.harness
         self._transcript = Transcript()
         self._sandbox: Sandbox | None = None
+        self._lease = AsyncExitStack()
         self._seconds: dict[str, float] = defaultdict(float)
 
     async def run(self, hidden: HiddenTests) -> Trajectory:
@@ -222,11 +230,11 @@ class _Episode:
         return observation.text, observation.finished
 
     async def _open(self) -> Sandbox:
-        """The sandbox, created by the first call: an episode without calls needs none."""
+        """The sandbox, leased by the first call: an episode without calls needs none."""
         if self._sandbox is None:
             files = {path: text.encode() for path, text in self._task.files.items()}
             with self._timed("sandbox"):
-                self._sandbox = await self._world.provider.create(files, self._world.limits)
+                self._sandbox = await self._lease.enter_async_context(self._world.sandboxes.lease(files))
         return self._sandbox
 
     async def _diff(self, ending: Ending) -> Diff:
@@ -237,9 +245,8 @@ class _Episode:
 
     async def _destroy(self) -> None:
         """Completes even if the episode is cancelled meanwhile."""
-        if self._sandbox is not None:
-            with self._timed("sandbox"):
-                await _to_the_end(self._sandbox.destroy())
+        with self._timed("sandbox"):
+            await _to_the_end(self._lease.aclose())
 
     def _graded(self, ending: Ending) -> bool:
         """A clean finish, or another ending whose reward is "as graded" where no finish is required."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ class FakeSandbox:
 
 
 class FakeProvider:
-    """Sandboxes in memory; `faults` lists the operations that fail, each once."""
+    """Leases sandboxes in memory; `faults` lists the operations that fail, each once."""
 
     def __init__(self, *faults: str):
         self.faults, self.made = list(faults), []
@@ -153,8 +154,13 @@ class FakeProvider:
         self.made.append(FakeSandbox(self, dict(files), dict(files)))
         return self.made[-1]
 
-    async def close(self) -> None:
-        raise NotImplementedError
+    @asynccontextmanager
+    async def lease(self, files: Mapping[str, bytes]):
+        sandbox = await self.create(files, Limits())
+        try:
+            yield sandbox
+        finally:
+            await sandbox.destroy()
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,7 @@ def world(generator, *, provider=None, verdicts=(), harness: Harness = COMPACT, 
     provider = provider or FakeProvider()
     return World(
         generator=generator,
-        provider=provider,
+        sandboxes=provider,
         grader=FakeGrader(provider, *verdicts),
         tools={"view": ViewTool(), "str_replace": ReplaceTool(), "finish": FinishTool()},
         renderer=Renderer(TOKENIZER, harness),

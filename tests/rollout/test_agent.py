@@ -37,7 +37,7 @@ def play(around: World, *, task=INSTANCE.spec, attempt=ATTEMPT):
 def check(around, made):
     """What holds for every episode, however it ended (T1, T3, T4)."""
     session = around.generator.sessions[-1]
-    assert made.tokens.tolist() == session.context and session.closed and around.provider.alive == 0
+    assert made.tokens.tolist() == session.context and session.closed and around.sandboxes.alive == 0
     mask = np.zeros(len(made.tokens), bool)
     for turn in made.turns:
         mask[turn.start : turn.stop] = turn.role == "assistant"
@@ -244,14 +244,14 @@ def test_cancelling_an_episode_twice_still_destroys_its_sandbox():
         episode = asyncio.create_task(
             run_episode(INSTANCE.spec, INSTANCE.hidden, attempt=ATTEMPT, world=around)
         )
-        while not around.provider.made:
+        while not around.sandboxes.made:
             await asyncio.sleep(0.005)
         episode.cancel()
         await asyncio.sleep(0.001)
         episode.cancel()
         with pytest.raises(asyncio.CancelledError):
             await episode
-        assert around.provider.alive == 0 and around.generator.sessions[0].closed
+        assert around.sandboxes.alive == 0 and around.generator.sessions[0].closed
 
     asyncio.run(scenario())
 

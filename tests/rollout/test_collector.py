@@ -70,7 +70,7 @@ def test_episodes_are_bounded_and_every_group_comes_once():
 
     groups = asyncio.run(scenario())
     assert sorted(group.task for group in groups) == sorted(spec.instance_id for spec in TASKS.specs)
-    assert generator.peak <= 6 and len(generator.sessions) == 48 and around.provider.alive == 0
+    assert generator.peak <= 6 and len(generator.sessions) == 48 and around.sandboxes.alive == 0
 
 
 def test_groups_come_as_they_complete():
@@ -110,7 +110,7 @@ def test_leaving_early_cancels_everything():
         collector = Collector(around, options=options())
         async with aclosing(collector.collect(TASKS.specs, TASKS.hidden, epoch=0)) as groups:
             await anext(groups)
-        assert around.provider.alive == 0 and around.generator.active == 0
+        assert around.sandboxes.alive == 0 and around.generator.active == 0
         assert all(session.closed for session in around.generator.sessions)
         assert len(asyncio.all_tasks()) == 1
 
@@ -128,12 +128,12 @@ def test_cancelling_the_consumer_leaves_nothing():
                     pass
 
         consumer = asyncio.create_task(consume())
-        while not around.provider.made:
+        while not around.sandboxes.made:
             await asyncio.sleep(0.005)
         consumer.cancel()
         with pytest.raises(asyncio.CancelledError):
             await consumer
-        assert around.provider.alive == 0 and all(session.closed for session in around.generator.sessions)
+        assert around.sandboxes.alive == 0 and all(session.closed for session in around.generator.sessions)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(scenario())
@@ -144,7 +144,7 @@ def test_an_engine_fault_raises_and_leaves_nothing():
     with pytest.raises(ExceptionGroup) as raised:
         group_of(around)
     assert raised.group_contains(RuntimeError, match="device lost")
-    assert around.provider.alive == 0 and all(session.closed for session in around.generator.sessions)
+    assert around.sandboxes.alive == 0 and all(session.closed for session in around.generator.sessions)
 
 
 def test_options_are_checked():
