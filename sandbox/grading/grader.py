@@ -103,7 +103,15 @@ class Grader:
                 return await _run(worker, task, hidden, files)
             except (SandboxError, OSError) as error:
                 reason = str(error)
-        return Verdict(status="error", detail=reason)
+        return await self._blame(worker, task, hidden, reason)
+
+    async def _blame(self, worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, reason: str) -> Verdict:
+        """Our fault or the patch's? If the grader works on the unchanged task, the patch broke it."""
+        try:
+            await _run(worker, task, hidden, dict(task.files))
+        except (SandboxError, OSError) as error:
+            return Verdict(status="error", detail=str(error))
+        return Verdict(status="tampering", detail=f"the patch ends the grading server: {reason}")
 
 
 async def _run(worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, files: dict[str, str]) -> Verdict:

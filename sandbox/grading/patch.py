@@ -42,7 +42,11 @@ def digest(diff: Diff) -> str:
     hasher = hashlib.sha256()
     for path in sorted(diff.files):
         content = diff.files[path]
-        for part in (path.encode(errors="surrogateescape"), b"deleted" if content is None else b"file", content or b""):
+        for part in (
+            path.encode(errors="surrogateescape"),
+            b"deleted" if content is None else b"file",
+            content or b"",
+        ):
             hasher.update(len(part).to_bytes(8) + part)
     return hasher.hexdigest()
 
@@ -65,7 +69,9 @@ def _text(path: str, content: bytes) -> str:
 def _check_total(files: Mapping[str, str]) -> None:
     total = sum(map(len, files.values()))
     if len(files) > _MAX_FILES or total > _MAX_TOTAL:
-        raise BadPatchError(f"expected at most {_MAX_FILES} files of {_MAX_TOTAL} characters, got {len(files)} of {total}")
+        raise BadPatchError(
+            f"expected at most {_MAX_FILES} files of {_MAX_TOTAL} characters, got {len(files)} of {total}"
+        )
     folders = {path[:i] for path in files for i, letter in enumerate(path) if letter == "/"}
     if clash := folders & files.keys():
         raise BadPatchError(f"{min(clash)} is both a file and a folder")

@@ -51,9 +51,11 @@ def questions(cases: Sequence[Case]) -> list[Question]:
 
 def judge(records: str, *, asked: Sequence[Question], nonce: str, ended: str) -> tuple[Status, str]:
     """Status and reason. Every question needs exactly one record with our nonce and the right answer."""
+    if ended == "flood":
+        return "unresolved", "tests gave too much output"
     try:
         answers = _parse(records, nonce, len(asked))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return "tampering", f"forged records: {error}"
     if ended == "timeout":
         return "unresolved", "tests timed out"
@@ -73,7 +75,8 @@ def same(left: object, right: object) -> bool:
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict) and isinstance(right, dict):
         return len(left) == len(right) and all(
-            any(same(k, other) and same(v, right[other]) for other in right if other == k) for k, v in left.items()
+            any(same(k, other) and same(v, right[other]) for other in right if other == k)
+            for k, v in left.items()
         )
     if isinstance(left, set | frozenset) and isinstance(right, set | frozenset):
         return left == right and {(type(x), x) for x in left} == {(type(x), x) for x in right}
@@ -82,7 +85,7 @@ def same(left: object, right: object) -> bool:
 
 def _parse(records: str, nonce: str, count: int) -> dict[int, tuple[str, str]]:
     answers: dict[int, tuple[str, str]] = {}
-    for line in records.splitlines():
+    for line in records.split("\n")[:-1]:  # what follows the last newline was cut by the end of the child
         match json.loads(line):
             case [str(tag), int(index), str(kind), str(text)] if tag == nonce and -1 <= index < count:
                 if index in answers:
@@ -97,7 +100,9 @@ def _wrong(question: Question, record: tuple[str, str] | None) -> tuple[Status, 
     if record is None:
         return "unresolved", f"no answer for {question.expression!r}"
     kind, text = record
-    right = kind == question.kind and (text == question.answer if kind == "raised" else _matches(text, question))
+    right = kind == question.kind and (
+        text == question.answer if kind == "raised" else _matches(text, question)
+    )
     if right:
         return None
     if question.canary:
