@@ -1,0 +1,178 @@
+"""Holds the weights being trained, and turns microbatches into updates.
+
+Gradients are summed, unnormalised, as microbatches arrive; `apply` divides once by the batch's
+denominator and makes one optimizer update. That equals the gradient of the whole batch, however
+it was cut into microbatches. Reinforcement learning and supervised training differ only in the
+loss they pass.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float
+
+from jaxrl.rl.loss import Loss, Scores
+from jaxrl.rl.optimizer import OptimizerOptions, learning_rate_schedule, optimizer, optimizer_shardings
+from jaxrl.rl.packing import Microbatch
+from jaxrl.rl.step import SKIP_REASONS, Accumulator, accumulate_step, apply_step, empty_accumulator
+
+type Scorer = Callable[[Any, Microbatch], Scores]
+type ParameterFilter = Callable[[tuple[Any, ...], Any], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where arrays live. `parameters` is a tree of shardings like the model's whole nnx state."""
+
+    mesh: Mesh
+    parameters: Any
+    batch: PartitionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateReport:
+    """One call of `Learner.apply`.
+
+    `skipped` says why nothing was updated, and is empty otherwise. `version` is the version of
+    the weights after the call. Metrics are numbers of the step; see `jaxrl.rl.step.apply_step`.
+    """
+
+    applied: bool
+    skipped: str
+    version: int
+    metrics: Mapping[str, float]
+
+
+class Learner:
+    """Trains a Flax NNX module.
+
+    Args:
+        model: its variables move into the learner; `snapshot` gives them back.
+        score: log-probs and entropy of a microbatch's targets under a model.
+        loss: what to minimise.
+        options: the optimizer's settings.
+        trainable: (path, variable) -> whether to train it. Default: every `nnx.Param`.
+        placement: mesh and shardings. Default: JAX's default device.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        *,
+        score: Scorer,
+        loss: Loss,
+        options: OptimizerOptions,
+        trainable: ParameterFilter | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self.version = 0
+        self._placement = placement
+        self._optimizer = optimizer(options)
+        self._schedule = learning_rate_schedule(options)
+        trained = nnx.Param if trainable is None else nnx.All(nnx.Param, trainable)
+        if placement is not None:
+            nnx.update(model, jax.device_put(nnx.state(model), placement.parameters))
+        graph, self._params, self._rest = nnx.split(model, trained, ...)
+        self._opt_state = self._placed_optimizer_state()
+        self._accumulator: Accumulator | None = None
+        self._pending = 0
+        self._compile(graph, score, loss)
+
+    def accumulate(self, batch: Microbatch) -> None:
+        """Adds the gradient and metric sums of one microbatch, without waiting for the device."""
+        batch = self._placed_batch(batch)
+        if self._accumulator is None:
+            sums = jax.eval_shape(self._evaluate, self._params, self._rest, batch)
+            self._accumulator = empty_accumulator(self._params, sums)
+        self._accumulator = self._accumulate(self._params, self._rest, self._accumulator, batch)
+        self._pending += 1
+
+    def apply(self) -> UpdateReport:
+        """Divides by the batch's denominator, clips, updates, and clears what was accumulated.
+
+        With no trained tokens, or a gradient that is not finite, the weights, the optimizer and
+        its schedule stay as they were and the report says so. Waits for the device.
+        """
+        if self._accumulator is None or self._pending == 0:
+            return UpdateReport(
+                applied=False, skipped=SKIP_REASONS[1], version=self.version, metrics={"tokens": 0.0}
+            )
+        learning_rate = np.asarray(self._schedule(self.version)).item()
+        self._params, self._opt_state, self._accumulator, outcome = self._apply(
+            self._params, self._opt_state, self._accumulator
+        )
+        self._pending = 0
+        metrics = {name: float(value) for name, value in jax.device_get(outcome).items()}
+        skipped = SKIP_REASONS[int(metrics.pop("skip_reason"))]
+        self.version += not skipped
+        metrics["learning_rate"] = learning_rate
+        return UpdateReport(applied=not skipped, skipped=skipped, version=self.version, metrics=metrics)
+
+    def update(self, batches: Iterable[Microbatch]) -> UpdateReport:
+        """`accumulate` for each microbatch, then `apply`."""
+        for batch in batches:
+            self.accumulate(batch)
+        return self.apply()
+
+    def logprobs(self, batch: Microbatch) -> Float[np.ndarray, "B T"]:
+        """The current weights' log-probs of the targets, float32; meaningless where weight is 0."""
+        return np.asarray(self._logprobs(self._params, self._rest, self._placed_batch(batch)))
+
+    def with_old_logprobs(self, batch: Microbatch) -> Microbatch:
+        """The batch with `old_logprobs_BT` from the current weights, for the ratio `recomputed`."""
+        return batch._replace(old_logprobs_BT=self.logprobs(batch))
+
+    def snapshot(self) -> Any:
+        """A copy of the model's whole `nnx.State`, which later updates leave alone."""
+        return jax.tree.map(jnp.copy, nnx.merge_state(self._params, self._rest))
+
+    def state(self) -> dict[str, Any]:
+        """Everything a checkpoint needs, as a tree of live arrays: valid until the next `apply`."""
+        return {"params": self._params, "rest": self._rest, "optimizer": self._opt_state}
+
+    def load(self, state: Mapping[str, Any], *, version: int) -> None:
+        """Takes over a tree like that of `state()`; what was accumulated is dropped."""
+        self._params, self._rest, self._opt_state = state["params"], state["rest"], state["optimizer"]
+        self.version = version
+        self._accumulator, self._pending = None, 0
+
+    def _compile(self, graph: Any, score: Scorer, loss: Loss) -> None:
+        def scores(params: Any, rest: Any, batch: Microbatch) -> Scores:
+            return score(nnx.merge(graph, params, rest), batch)
+
+        def evaluate(params: Any, rest: Any, batch: Microbatch) -> Any:
+            return loss(scores(params, rest, batch), batch)
+
+        constrain = self._constraint()
+        self._evaluate = evaluate
+        self._logprobs = jax.jit(lambda *args: scores(*args).logprobs_BT)
+        self._accumulate = jax.jit(accumulate_step(evaluate, constrain), donate_argnums=2)
+        self._apply = jax.jit(apply_step(self._optimizer, constrain), donate_argnums=(0, 1, 2))
+
+    def _constraint(self) -> Callable[[Any], Any]:
+        """Keeps parameter-shaped trees on the parameters' shardings inside a compiled step."""
+        if self._placement is None:
+            return lambda tree: tree
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self._params)
+        return lambda tree: jax.lax.with_sharding_constraint(tree, shardings)
+
+    def _placed_optimizer_state(self) -> Any:
+        state = jax.jit(self._optimizer.init)(self._params)
+        if self._placement is None:
+            return state
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self._params)
+        replicated = NamedSharding(self._placement.mesh, PartitionSpec())
+        return jax.device_put(
+            state, optimizer_shardings(self._optimizer, state, shardings, replicated=replicated)
+        )
+
+    def _placed_batch(self, batch: Microbatch) -> Microbatch:
+        if self._placement is None:
+            return batch
+        return jax.device_put(batch, NamedSharding(self._placement.mesh, self._placement.batch))
