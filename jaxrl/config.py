@@ -7,6 +7,7 @@ Later sources win. Every error names the source, the key, the value and what was
 
 import difflib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,16 @@ from pydantic_core import ErrorDetails
 
 from jaxrl.options import Config
 
-__all__ = ["QUICKSTART", "Config", "ConfigError", "load", "render_help", "to_json", "to_yaml"]
+__all__ = [
+    "QUICKSTART",
+    "Config",
+    "ConfigError",
+    "from_command_line",
+    "load",
+    "render_help",
+    "to_json",
+    "to_yaml",
+]
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.yaml"
 COMMAND_LINE = "the command line"
@@ -43,6 +53,26 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
         return Config.model_validate(_nest(values))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(detail, values) for detail in _causes(error))) from None
+
+
+def from_command_line(arguments: Sequence[str], *, command: str) -> Config:
+    """Settings from a program's arguments: at most one YAML file, then `section.key=value`.
+
+    Prints the help of `command` and exits 0 for `-h` or `--help`; explains wrong settings and exits 2.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(render_help(command))
+        sys.exit(0)
+    files = [argument for argument in arguments if "=" not in argument]
+    try:
+        if len(files) > 1 or any(file.startswith("-") for file in files):
+            raise ConfigError(
+                f"expected at most one file.yaml, got {' '.join(files)}; settings are section.key=value"
+            )
+        return load(*files, overrides=[argument for argument in arguments if "=" in argument])
+    except ConfigError as error:
+        print(f"{error}\n({command} --help lists every setting)", file=sys.stderr)
+        sys.exit(2)
 
 
 def to_yaml(config: Config) -> str:

@@ -15,11 +15,23 @@ from sandbox.base import Limits, SandboxError
 # An id of the range that Debian leaves free, so that no service of the host shares it.
 UNPRIVILEGED_UID = 59_321
 PYTHON_MOUNT = "/opt/python"
-_SPARE_DIRECTORIES = ("/mnt", "/media", "/srv")  # where the keeper may show Python, in its own mount namespace
+_SPARE_DIRECTORIES = (
+    "/mnt",
+    "/media",
+    "/srv",
+)  # where the keeper may show Python, in its own mount namespace
 _ISOLATION = (
-    "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try "
-    "--disable-userns --die-with-parent --new-session --as-pid-1 --cap-drop ALL --hostname sandbox --clearenv"
-).split()
+    *(
+        "--unshare-user",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ),
+    *("--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"),
+    *("--hostname", "sandbox", "--clearenv"),
+)
 WHY_NOT = (
     "bubblewrap could not start a sandbox ({reason}). It needs Linux 5.14 or newer with user namespaces: set "
     "user.max_user_namespaces > 0, kernel.unprivileged_userns_clone = 1 (Debian), "
@@ -70,7 +82,7 @@ def arguments(
     The root is read-only; `workdir` is writable and limited to `limits.disk`, and so are /tmp and
     /dev/shm if `scratch`. There is no /etc beyond what the dynamic linker needs, and no home.
     """
-    writable = [workdir, *(("/tmp", "/dev/shm") if scratch else ())]  # noqa: S108
+    writable = [workdir, *(("/tmp", "/dev/shm") if scratch else ())]
     return [
         *_ISOLATION,
         *(("--share-net",) if limits.network else ()),
@@ -113,7 +125,7 @@ def _environment(python: Python) -> dict[str, str]:
     path = "/usr/local/bin:/usr/bin:/bin"
     return {
         "PATH": f"{PYTHON_MOUNT}/bin:{path}" if python.source else path,
-        "HOME": "/tmp",  # noqa: S108
+        "HOME": "/tmp",
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -133,9 +145,13 @@ def _python_at(python: Python) -> str:
     """Where the keeper finds the interpreter."""
     if not _hidden(python):
         return str(python.source)
-    spare = [path for path in _SPARE_DIRECTORIES if os.path.isdir(path) and not str(python.source).startswith(path)]
+    spare = [
+        path for path in _SPARE_DIRECTORIES if os.path.isdir(path) and not str(python.source).startswith(path)
+    ]
     if not spare:
-        raise SandboxError(f"expected one of {_SPARE_DIRECTORIES} to exist, so that Python can be shown there")
+        raise SandboxError(
+            f"expected one of {_SPARE_DIRECTORIES} to exist, so that Python can be shown there"
+        )
     return spare[0]
 
 

@@ -48,9 +48,7 @@ class Pipes:
 async def _ready(fd: int, *, write: bool = False) -> None:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
-    add, remove = (
-        (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
-    )
+    add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
     add(fd, lambda: future.done() or future.set_result(None))
     try:
         await future

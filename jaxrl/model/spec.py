@@ -156,11 +156,12 @@ def hybrid_layers(layers: int, *, period: int = 4) -> tuple[LayerType, ...]:
 
 def _rope_parameters(spec: ModelSpec) -> dict[str, Any]:
     frequencies = spec.rotary_dim // 2
-    side = frequencies * 10 // 32
+    width = frequencies // 3
+    height = (frequencies - width) // 2
     return {
         "rope_type": "default",
         "rope_theta": spec.rope_theta,
         "partial_rotary_factor": spec.rotary_dim / spec.head_dim,
-        "mrope_section": [frequencies - 2 * side, side, side],
+        "mrope_section": [frequencies - height - width, height, width],
         "mrope_interleaved": True,
     }

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import jax
 import optax
 
+from jaxrl.rl.trees import path_names
+
 UNDECAYED_NAMES = ("A_log", "dt_bias", "bias")
 
 
@@ -80,12 +82,6 @@ def decays(names: Sequence[str]) -> bool:
     By name and not by rank, since stacking the layers of a model adds an axis to every parameter.
     """
     return not any(name in UNDECAYED_NAMES or "norm" in name for name in names)
-
-
-def path_names(path: Sequence[Any]) -> tuple[str, ...]:
-    """Names along a JAX key path, without the `value` that ends the path of an nnx variable."""
-    names = tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
-    return names[:-1] if names and names[-1] == "value" else names
 
 
 def optimizer_shardings(

@@ -97,7 +97,11 @@ class Keeper:
         streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
         command = ["bwrap", "--info-fd", str(info), *argv]
         return os.posix_spawn(
-            f"/proc/self/fd/{self._bwrap}", command, self._environment, file_actions=streams, setsigdef=[signal.SIGPIPE]
+            f"/proc/self/fd/{self._bwrap}",
+            command,
+            self._environment,
+            file_actions=streams,
+            setsigdef=[signal.SIGPIPE],
         )
 
     def _started(self, request: Header, child: Child) -> None:

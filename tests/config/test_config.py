@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.config import QUICKSTART, Config, ConfigError, load, render_help, to_json, to_yaml
+from jaxrl.config import (
+    QUICKSTART,
+    Config,
+    ConfigError,
+    from_command_line,
+    load,
+    render_help,
+    to_json,
+    to_yaml,
+)
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -126,3 +135,25 @@ def test_help_shows_every_field_with_its_meaning():
         for key, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
             assert f"  {name}.{key}=" in text
             assert field.description and field.description.splitlines()[0] in text
+
+
+def test_a_command_takes_a_file_and_settings_in_any_order(tmp_path):
+    path = write(tmp_path, "x.yaml", "run: {seed: 3}\n")
+    config = from_command_line(["steps=2", str(path), "rl.group_size=4"], command="x")
+    assert (config.run.seed, config.run.steps, config.rl.group_size) == (3, 2, 4)
+    assert from_command_line([], command="x") == load()
+
+
+@pytest.mark.parametrize("arguments", [["a.yaml", "b.yaml"], ["--steps"], ["rl.group_size=x"], ["no.yaml"]])
+def test_a_command_with_wrong_settings_ends_with_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        from_command_line(arguments, command="python -m jaxrl.train")
+    assert caught.value.code == 2
+    assert "(python -m jaxrl.train --help lists every setting)" in capsys.readouterr().err
+
+
+def test_help_ends_with_status_0(capsys):
+    with pytest.raises(SystemExit) as caught:
+        from_command_line(["steps=1", "--help"], command="python -m jaxrl.train")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: python -m jaxrl.train [file.yaml]")

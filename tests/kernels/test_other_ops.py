@@ -58,7 +58,9 @@ def test_attention_gradient_is_zero_where_nothing_is_allowed():
     mask = np.tri(3, dtype=bool)[None] & np.array([True, True, False])[None, :, None]
 
     def loss(q):
-        return attention(q, jnp.asarray(k), v_BSKH=jnp.asarray(v), mask_BTS=jnp.asarray(mask), scale=1e4).sum()
+        return attention(
+            q, jnp.asarray(k), v_BSKH=jnp.asarray(v), mask_BTS=jnp.asarray(mask), scale=1e4
+        ).sum()
 
     gradient = jax.grad(loss)(jnp.asarray(q))
     assert np.isfinite(gradient).all()

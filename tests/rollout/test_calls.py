@@ -16,8 +16,8 @@ calls = st.builds(
 )
 FRAGMENTS = (
     "<tool_call>", "</tool_call>", "<function=view>", "<function=", "<function=a b>", "</function>",
-    "<parameter=path>", "<parameter=", "</parameter>", "\n", "app.py", "<", ">", "a < b", "<think>", "<parameter=path",
-    "\ufffd", "<function=>",
+    "<parameter=path>", "<parameter=", "</parameter>", "\n", "app.py", "<", ">", "a < b", "<think>",
+    "<parameter=path", "\ufffd", "<function=>",
 )  # fmt: skip
 
 

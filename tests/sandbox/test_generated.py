@@ -30,7 +30,7 @@ def passes(source: str, hidden: HiddenTests) -> bool:
     exec(compile(source, hidden.module, "exec"), module)
     try:
         got = [eval(case.expression, module) for case in hidden.cases]
-    except Exception:
+    except (ArithmeticError, LookupError, NameError, TypeError, ValueError):
         return False
     return all(
         type(g) is type(c.expected) and g == c.expected for g, c in zip(got, hidden.cases, strict=True)

@@ -16,13 +16,13 @@ Split = Literal["train", "validation", "test"]
 # Dealt in this order within each right line, so that every right line is seen in training.
 DEAL: Sequence[Split] = ("train", "validation", "train", "test", "train")
 VERBS = (
-    "get make find take pick read load send move keep show call turn put set give build fetch scan track "
-    "check draw pull use"
-).split()
+    "get", "make", "find", "take", "pick", "read", "load", "send", "move", "keep", "show", "call", "turn",
+    "put", "set", "give", "build", "fetch", "scan", "track", "check", "draw", "pull", "use",
+)  # fmt: skip
 NOUNS = (
-    "data part rate node cell unit page row slot code note step task box card file form job key lead "
-    "mark path plan record"
-).split()
+    "data", "part", "rate", "node", "cell", "unit", "page", "row", "slot", "code", "note", "step", "task",
+    "box", "card", "file", "form", "job", "key", "lead", "mark", "path", "plan", "record",
+)  # fmt: skip
 
 
 def generate(split: Split, count: int, seed: int) -> TaskSet:

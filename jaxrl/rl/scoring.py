@@ -1,0 +1,43 @@
+"""Scores microbatches with a `jaxrl.model` transformer."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxrl.model.logprob import target_logprobs
+from jaxrl.model.moe import balancing_loss
+from jaxrl.model.transformer import Transformer
+from jaxrl.rl.loss import Scores
+from jaxrl.rl.packing import Microbatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerScorer:
+    """Log-probs, entropy and the routers' balancing loss of a packed microbatch.
+
+    temperature: the sampler's, so that both sides speak of the same distribution.
+    chunk: tokens whose logits exist at a time.
+    remat: recompute each layer in the backward pass.
+    """
+
+    temperature: float = 1.0
+    chunk: int = 1024
+    remat: bool = False
+
+    def __call__(self, model: Transformer, batch: Microbatch) -> Scores:
+        """Scores every position; those of weight 0 mean nothing."""
+        hidden_BTD, router = model.with_router(
+            jnp.asarray(batch.tokens_BT),
+            segment_ids_BT=jnp.asarray(batch.segment_ids_BT),
+            positions_BT=jnp.asarray(batch.positions_BT),
+            remat=self.remat,
+        )
+        logprobs_BT, entropy_BT = target_logprobs(
+            hidden_BTD,
+            model.head_weight(),
+            targets_B=jnp.asarray(batch.targets_BT),
+            temperature=self.temperature,
+            chunk=self.chunk,
+        )
+        aux = jnp.zeros((), logprobs_BT.dtype) if router is None else balancing_loss(router)
+        return Scores(logprobs_BT, entropy_BT, aux)
