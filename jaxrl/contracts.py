@@ -6,7 +6,7 @@ Array suffixes follow the table in `jaxrl/README.md`; here only T (token) appear
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
@@ -104,6 +104,7 @@ class Generation:
     finish: Finish
 
 
+@runtime_checkable
 class Session(Protocol):
     """One conversation held by the engine; its context only grows."""
 
@@ -129,6 +130,7 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
 class Generator(Protocol):
     """The engine as rollouts see it."""
 

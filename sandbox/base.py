@@ -6,7 +6,7 @@ A sandbox is one isolated working copy in which untrusted commands run. Backends
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class SandboxError(RuntimeError):
     """The sandbox itself failed (not the command in it): an infrastructure fault."""
 
 
+@runtime_checkable
 class Sandbox(Protocol):
     """One isolated working copy. Every method raises `SandboxError` if the sandbox is gone."""
 
@@ -75,6 +76,7 @@ class Diff:
         return not self.files
 
 
+@runtime_checkable
 class SandboxProvider(Protocol):
     """Creates sandboxes of one backend."""
 

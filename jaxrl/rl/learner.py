@@ -78,11 +78,11 @@ class Learner:
         trained = nnx.Param if trainable is None else nnx.All(nnx.Param, trainable)
         if placement is not None:
             nnx.update(model, jax.device_put(nnx.state(model), placement.parameters))
-        graph, self._params, self._rest = nnx.split(model, trained, ...)
+        self._graph, self._params, self._rest = nnx.split(model, trained, ...)
         self._opt_state = self._placed_optimizer_state()
         self._accumulator: Accumulator | None = None
         self._pending = 0
-        self._compile(graph, score, loss)
+        self._compile(self._graph, score, loss)
 
     def accumulate(self, batch: Microbatch) -> None:
         """Adds the gradient and metric sums of one microbatch, without waiting for the device."""
@@ -131,6 +131,10 @@ class Learner:
     def snapshot(self) -> Any:
         """A copy of the model's whole `nnx.State`, which later updates leave alone."""
         return jax.tree.map(jnp.copy, nnx.merge_state(self._params, self._rest))
+
+    def model(self) -> nnx.Module:
+        """The module with the current weights, which the next `apply` consumes."""
+        return nnx.merge(self._graph, self._params, self._rest)
 
     def state(self) -> dict[str, Any]:
         """Everything a checkpoint needs, as a tree of live arrays: valid until the next `apply`."""

@@ -1,0 +1,48 @@
+# Thin targets; everything they do can be run by hand from .venv.
+PYTHON3 ?= python3
+PY := .venv/bin/python
+UV := .uv/bin/uv
+READY := .venv/ready.json
+NOJAX := .cache/nojax
+ARGS ?=
+
+.PHONY: help setup train test test-slow test-nojax lint bench lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## private environment in .venv, from the locked requirements
+
+$(READY): requirements/uv.txt requirements/all.txt pyproject.toml tools/bootstrap.py
+	$(PYTHON3) tools/bootstrap.py
+
+train: $(READY)  ## the quickstart, or ARGS="configs/other.yaml run.steps=3"
+	$(PY) -m jaxrl.train $(ARGS)
+
+test: $(READY)  ## everything but the slow suites
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(READY)  ## the slow suites
+	$(PY) -m pytest -m slow $(ARGS)
+
+test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment without JAX
+	$(NOJAX)/bin/python -m pytest -p no:cacheprovider tests/project/test_without_jax.py tests/feed $(ARGS)
+
+$(NOJAX)/ready.json: $(READY) requirements/nojax.txt
+	$(PYTHON3) tools/bootstrap.py --environment $(NOJAX) --requirements requirements/nojax.txt
+
+lint: $(READY)  ## ruff, pyright, import layers, size report
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports --no-cache
+	$(PY) tools/size_report.py
+
+bench: $(READY)  ## kernel benchmarks on this machine
+	$(PY) -m kernels.bench $(ARGS)
+
+lock: $(READY)  ## new pins and hashes for every platform
+	$(PY) tools/lock.py $(ARGS)
+
+clean:  ## removes what make built (runs/ stays)
+	rm -rf .venv .uv .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -1,0 +1,238 @@
+"""The settings of a run: one frozen model per section, each field with its meaning beside it.
+
+Defaults live here and nowhere else; `configs/*.yaml` state only what differs. `jaxrl.config` loads them.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """Frozen; unknown keys are errors; the text under a field is its help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Run(Section):
+    """Identity and length of the run."""
+
+    output_dir: str = "runs"
+    """Folder that holds runs."""
+    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "quickstart"
+    """Folder of this run in it; starting the same name again resumes it."""
+    seed: Whole = 0
+    """Seed of task order and of every sampled token."""
+    steps: Whole = 34
+    """Optimizer steps in all, resumed ones included."""
+
+
+class Model(Section):
+    """What is trained."""
+
+    preset: str = "quickstart"
+    """Sizes of the model, by name of the preset."""
+    checkpoint: str | None = "configs/quickstart/start"
+    """Folder of starting weights; null starts from random ones."""
+    tokenizer: str = "configs/quickstart/tokenizer.json"
+    """Tokenizer file."""
+
+
+class Tasks(Section):
+    """Which tasks; the three splits share no content."""
+
+    set: Literal["generated"] = "generated"
+    """Task set."""
+    train_count: Count = 1200
+    """Tasks to train on."""
+    validation_count: Count = 251
+    """Tasks for evaluation during and after training."""
+    test_count: Count = 251
+    """Tasks kept for the very end."""
+    seed: Whole = 0
+    """Seed of the generated tasks."""
+
+
+class Harness(Section):
+    """How the agent works: prompts, tools and limits of an episode."""
+
+    name: Literal["compact"] = "compact"
+    """Prompt templates and tools."""
+    max_turns: Count = 6
+    """Turns of the model in one episode."""
+    turn_tokens: Count = 64
+    """Tokens sampled in one turn."""
+
+
+class Sampling(Section):
+    """The distribution that training rollouts are drawn from."""
+
+    temperature: NonNegative = 1.0
+    """0 is greedy."""
+    top_p: Probability = 1.0
+    """Smallest set of tokens that holds this probability; 1 is off."""
+    top_k: Whole = 0
+    """Most likely tokens kept; 0 is off."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Least probability relative to the most likely token; 0 is off."""
+
+
+class Engine(Section):
+    """Fixed shapes of the inference engine."""
+
+    slots: Count = 128
+    """Sessions decoded together."""
+    context: Count = 192
+    """Most tokens of a session."""
+    prefill_rows: Count = 16
+    """Sessions prefilled together."""
+    prefill_buckets: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 64)
+    """Tokens of a prefill piece, ascending; the last one cuts long prompts."""
+    decode_steps: Count = 4
+    """Tokens sampled per dispatch."""
+
+
+class Sandbox(Section):
+    """Where the agent's commands run, and the limits of each sandbox."""
+
+    backend: Literal["namespace"] = "namespace"
+    """Isolation."""
+    concurrency: Count = 128
+    """Episodes at once, each with a sandbox of its own."""
+    cpu: Positive = 1.0
+    """Cores."""
+    memory_mib: Count = 512
+    """Memory, MiB."""
+    disk_mib: Count = 64
+    """Written files, MiB."""
+    pids: Count = 64
+    """Processes."""
+    wall_seconds: Positive = 1800.0
+    """Life of a sandbox, seconds."""
+
+
+class Grader(Section):
+    """Who runs the hidden tests."""
+
+    workers: Count = 2
+    """Grading processes."""
+
+
+class RL(Section):
+    """GRPO."""
+
+    prompts_per_step: Count = 16
+    """Tasks of a step."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Rollouts of each task, compared with one another."""
+    updates_per_step: Count = 1
+    """Optimizer updates that share a step's rollouts."""
+    baseline: Literal["leave_one_out", "mean"] = "leave_one_out"
+    """What a reward is compared with in its group."""
+    normalise_std: bool = False
+    """Divide advantages by the group's standard deviation."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The probability ratio counts down to 1 - this."""
+    clip_high: Positive = 0.28
+    """The probability ratio counts up to 1 + this."""
+    importance: Literal["none", "truncated"] = "none"
+    """Correction between sampler and trainer."""
+    drop_equal_groups: bool = True
+    """Leave out groups whose rewards are all equal: they carry no gradient."""
+    aux_loss_coefficient: NonNegative = 0.0
+    """Weight of the router's load-balance loss."""
+    shuffle_rewards: bool = False
+    """Control experiment: rewards permuted over the whole step, so nothing can be learnt."""
+    row_length: Count = 384
+    """Tokens of a packed row."""
+    rows_per_microbatch: Count = 8
+    """Packed rows of one gradient accumulation."""
+
+
+class Optimizer(Section):
+    """AdamW after global-norm clipping."""
+
+    learning_rate: Positive = 4e-4
+    """Peak."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """After the warm-up; cosine falls to 0 at the last step."""
+    warmup_steps: Whole = 3
+    """Updates of linear warm-up."""
+    b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment."""
+    b2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Decay of the second moment."""
+    eps: Positive = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled."""
+    clip_norm: Positive = 1.0
+    """Largest global norm of a gradient."""
+
+
+class Evaluation(Section):
+    """Held-out tasks, sampled anew."""
+
+    every: Whole = 0
+    """Steps between evaluations; 0 evaluates at start and end only."""
+    seed: Whole = 1_000_003
+    """Seed of every sampled token; equal seeds make evaluations comparable in pairs."""
+    split: Literal["validation", "test"] = "validation"
+    """Held-out split; the test split is for `python -m jaxrl.eval` alone."""
+    inline_tasks: Count = 64
+    """Tasks of an evaluation between start and end; those two take the whole split."""
+    samples: Count = 4
+    """Rollouts of each, so that pass@1 to pass@samples are known."""
+    sampling_sets: Annotated[tuple[tuple[NonNegative, Probability], ...], Field(min_length=1)] = (
+        (1.0, 1.0),
+        (0.1, 0.95),
+    )
+    """(temperature, top_p) of each evaluation."""
+
+
+class SFT(Section):
+    """Supervised fine-tuning (`python -m jaxrl.sft`)."""
+
+    data: tuple[str, ...] = ()
+    """Files of conversations, one JSON object a line, read in this order as one set."""
+    steps: Count = 800
+    """Optimizer updates."""
+    rows: Count = 10
+    """Packed rows of an update."""
+    row_length: Count = 256
+    """Tokens of a packed row."""
+    aux_loss_coefficient: NonNegative = 1e-3
+    """Weight of the router's load-balance loss."""
+
+
+class Checkpoint(Section):
+    """What a killed run goes on from."""
+
+    every: Count = 5
+    """Steps between checkpoints; the last step always has one."""
+    keep: Count = 3
+    """Newest ones kept."""
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    run: Run = Run()
+    model: Model = Model()
+    tasks: Tasks = Tasks()
+    harness: Harness = Harness()
+    sampling: Sampling = Sampling()
+    engine: Engine = Engine()
+    sandbox: Sandbox = Sandbox()
+    grader: Grader = Grader()
+    rl: RL = RL()
+    optimizer: Optimizer = Optimizer()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    sft: SFT = SFT()

@@ -1,0 +1,85 @@
+"""Supervised fine-tuning on conversations.
+
+    python -m jaxrl.sft [file.yaml] sft.data='[a.jsonl]' run.run_name=NAME ...
+
+Each line of the data is a conversation as `jaxrl.rollout.conversation` writes it. The trained model is
+written to OUTPUT_DIR/RUN_NAME/model in hub layout; metrics go to the run's feed.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxrl.assembly import build_model, build_tokenizer, command_config, learner_options, package_versions
+from jaxrl.config import Config, ConfigError, to_json
+from jaxrl.feed.writer import RunWriter
+from jaxrl.model.hub import save_hub
+from jaxrl.rl.learner import Learner
+from jaxrl.rl.loss import CrossEntropy
+from jaxrl.rl.packing import Example, pack
+from jaxrl.rl.scoring import TransformerScorer
+from jaxrl.rollout.conversation import from_json
+from jaxrl.rollout.harness import harness
+from jaxrl.rollout.renderer import Renderer
+
+REPORT_EVERY = 20
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `python -m jaxrl.sft`."""
+    config = command_config("python -m jaxrl.sft", argv)
+    train(config, Path(config.run.output_dir) / config.run.run_name)
+
+
+def train(config: Config, run: Path) -> None:
+    """Trains `config.sft.steps` updates and writes the model to `run`/model."""
+    lines = read_lines(config.sft.data)
+    model = build_model(config)
+    learner = Learner(
+        model,
+        score=TransformerScorer(),
+        loss=CrossEntropy(aux_coefficient=config.sft.aux_loss_coefficient),
+        options=learner_options(config, total_steps=config.sft.steps),
+    )
+    renderer = Renderer(build_tokenizer(config), harness(config.harness.name))
+    feed = RunWriter(run, config=config.model_dump(mode="json"), versions=package_versions())
+    batches = pack(
+        examples(lines, renderer, seed=config.run.seed), rows=config.sft.rows, row_length=config.sft.row_length
+    )
+    for step, batch in zip(range(1, config.sft.steps + 1), batches, strict=False):
+        report = learner.update([batch])
+        feed.metrics(step, {"sft/loss": report.metrics["loss"], "train/grad_norm": report.metrics["grad_norm"]})
+        if step % REPORT_EVERY == 0 or step == config.sft.steps:
+            print(f"step {step}/{config.sft.steps}  loss {report.metrics['loss']:.4f}", flush=True)
+    save_hub(learner.model(), run / "model")
+    feed.event("stop", config.sft.steps, config=to_json(config))
+    feed.close()
+
+
+def read_lines(paths: Sequence[str]) -> list[str]:
+    """All conversations of the files. Raises `ConfigError` where there is none."""
+    lines = []
+    for path in paths:
+        try:
+            lines += Path(path).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"sft.data: can't read {path}: {error.strerror}") from None
+    if not lines:
+        raise ConfigError(f"sft.data = {list(paths)}: expected at least one file with a conversation a line")
+    return lines
+
+
+def examples(lines: Sequence[str], renderer: Renderer, *, seed: int) -> Iterator[Example]:
+    """Endless rounds over the conversations, each shuffled by `seed` and the round's number."""
+    round_number = 0
+    while True:
+        for line in random.Random(f"{seed}/{round_number}").sample(lines, len(lines)):
+            ids, weights = renderer.render_training(from_json(line))
+            weights[0] = 0  # nothing predicts the first token
+            yield Example(tokens_T=ids, weights_T=weights)
+        round_number += 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,134 @@
+"""One training step: groups in, one or more optimizer updates out. Only entry points import this.
+
+Groups finish in any order; they are trained in task order, so equal groups give equal weights. With one
+update a step, microbatches go to the device while slower groups still generate.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jaxrl.contracts import OUTCOME_RULES, Trajectory, TrajectoryGroup
+from jaxrl.rl.examples import GroupExamples, GroupOptions, group_examples
+from jaxrl.rl.learner import Learner, UpdateReport
+from jaxrl.rl.packing import Example, Microbatch, Packer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Shapes and counts of a step; `shuffle_seed` permutes rewards over the step (a control)."""
+
+    rows: int
+    row_length: int
+    updates: int
+    group: GroupOptions
+    shuffle_seed: int | None = None
+
+
+@dataclass
+class StepResult:
+    """What a step trained on, and what came of it."""
+
+    groups: list[TrajectoryGroup]
+    examples: list[GroupExamples] = field(default_factory=list)
+    reports: list[UpdateReport] = field(default_factory=list)
+    generation_seconds: float = 0.0
+    training_seconds: float = 0.0  # on the device, overlapped with generation or not
+    packed_tokens: int = 0
+    packed_positions: int = 0
+
+
+class StepTrainer:
+    """Feeds a learner with the groups of one step after the other."""
+
+    def __init__(self, learner: Learner, *, options: StepOptions, device: Executor) -> None:
+        self._learner, self._options, self._device = learner, options, device
+
+    async def train(self, groups: AsyncIterator[TrajectoryGroup], order: Sequence[str]) -> StepResult:
+        """Trains on one group per task of `order`, whatever order they arrive in."""
+        started = time.perf_counter()
+        result = StepResult(groups=[])
+        streamed = self._options.updates == 1 and self._options.shuffle_seed is None
+        packer = Packer(rows=self._options.rows, row_length=self._options.row_length)
+        async for group in _in_order(groups, order):
+            result.groups.append(group)
+            if streamed:
+                await self._accumulate(_fed(packer, self._examples(group, result)), result)
+        result.generation_seconds = time.perf_counter() - started
+        if streamed:
+            await self._accumulate(packer.flush(), result)
+            await self._apply(result)
+        else:
+            await self._train_collected(result)
+        return result
+
+    async def _train_collected(self, result: StepResult) -> None:
+        """All groups at hand: rewards may be permuted, and examples split over several updates."""
+        if self._options.shuffle_seed is not None:
+            result.groups = shuffled(result.groups, seed=self._options.shuffle_seed)
+        examples = [each for group in result.groups for each in self._examples(group, result)]
+        for part in np.array_split(np.arange(len(examples)), self._options.updates):
+            packer = Packer(rows=self._options.rows, row_length=self._options.row_length)
+            await self._accumulate(_fed(packer, [examples[i] for i in part]), result)
+            await self._accumulate(packer.flush(), result)
+            await self._apply(result)
+
+    def _examples(self, group: TrajectoryGroup, result: StepResult) -> list[Example]:
+        made = group_examples(group, options=self._options.group)
+        result.examples.append(made)
+        return made.examples
+
+    async def _accumulate(self, batches: Iterator[Microbatch], result: StepResult) -> None:
+        for batch in batches:
+            result.packed_tokens += int((batch.segment_ids_BT > 0).sum())
+            result.packed_positions += batch.segment_ids_BT.size
+            await self._timed(result, self._learner.accumulate, batch)
+
+    async def _apply(self, result: StepResult) -> None:
+        result.reports.append(await self._timed(result, self._learner.apply))
+
+    async def _timed(self, result: StepResult, work, *arguments):
+        def timed():
+            started = time.perf_counter()
+            value = work(*arguments)
+            return value, time.perf_counter() - started
+
+        value, seconds = await asyncio.get_running_loop().run_in_executor(self._device, timed)
+        result.training_seconds += seconds
+        return value
+
+
+def shuffled(groups: Sequence[TrajectoryGroup], *, seed: int) -> list[TrajectoryGroup]:
+    """The same trajectories with their outcomes and rewards permuted among the trained ones."""
+    trained = [t for group in groups for t in group.trajectories if OUTCOME_RULES[t.outcome].trained]
+    order = np.random.default_rng(seed).permutation(len(trained))
+    given = {id(t): trained[order[i]] for i, t in enumerate(trained)}
+
+    def swap(trajectory: Trajectory) -> Trajectory:
+        other = given.get(id(trajectory), trajectory)
+        return replace(trajectory, outcome=other.outcome, reward=other.reward)
+
+    return [replace(group, trajectories=tuple(map(swap, group.trajectories))) for group in groups]
+
+
+def _fed(packer: Packer, examples: Sequence[Example]) -> Iterator[Microbatch]:
+    for example in examples:
+        yield from packer.add(example)
+
+
+async def _in_order(
+    groups: AsyncIterator[TrajectoryGroup], order: Sequence[str]
+) -> AsyncIterator[TrajectoryGroup]:
+    """Yields groups in the order of their tasks, each as soon as all before it are there."""
+    arrived: dict[str, TrajectoryGroup] = {}
+    waiting = iter(order)
+    expected = next(waiting, None)
+    async for group in groups:
+        arrived[group.task] = group
+        while expected in arrived:
+            yield arrived.pop(expected)
+            expected = next(waiting, None)

@@ -1,0 +1,28 @@
+"""The convolution in float64 NumPy loops."""
+
+import numpy as np
+
+
+def causal_conv1d(
+    x_BTD: np.ndarray,
+    weight_WD: np.ndarray,
+    *,
+    segment_ids_BT: np.ndarray | None = None,
+    taps_BXD: np.ndarray | None = None,
+    counts_B: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """As the public op, in float64."""
+    (B, T, D), W = x_BTD.shape, weight_WD.shape[0]
+    taps = np.zeros((B, W - 1, D)) if taps_BXD is None else np.float64(taps_BXD)
+    segments = np.zeros((B, T), int) if segment_ids_BT is None else segment_ids_BT
+    y, last = np.zeros((B, T, D)), np.zeros((B, W - 1, D))
+    for b in range(B):
+        inputs = [*taps[b], *np.float64(x_BTD[b])]
+        owner = [segments[b, 0]] * (W - 1) + list(segments[b])
+        for t in range(T):
+            for i in range(W):
+                if owner[t + i] == segments[b, t]:
+                    y[b, t] += np.float64(weight_WD[i]) * inputs[t + i]
+        end = T if counts_B is None else int(counts_B[b])
+        last[b] = inputs[end : end + W - 1]
+    return y, last

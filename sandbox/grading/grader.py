@@ -1,0 +1,135 @@
+"""Grades patches: hidden tests run in sandboxes of their own, verdicts are made outside of them."""
+
+import asyncio
+import dataclasses
+import secrets
+import time
+
+from sandbox.base import Diff, SandboxError
+from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, apply, digest
+from sandbox.grading.verdict import Question, Verdict, judge, questions
+from sandbox.grading.worker import GraderWorker
+from sandbox.namespace import NamespaceProvider
+from sandbox.tasks.schema import HiddenTests, TaskSpec
+
+_ATTEMPTS = 2
+
+
+class Grader:
+    """A few grader sandboxes and a cache of verdicts by (task, diff).
+
+    `hits` and `misses` count the gradings that the cache answered and did not.
+    """
+
+    def __init__(self, *, graders: int = 2, provider: NamespaceProvider | None = None) -> None:
+        if graders < 1:
+            raise ValueError(f"expected at least one grader, got {graders}")
+        self.hits = self.misses = 0
+        self._owned = provider is None
+        self._provider = provider or NamespaceProvider()
+        self._workers = [GraderWorker(self._provider) for _ in range(graders)]
+        self._idle: asyncio.LifoQueue[GraderWorker] = asyncio.LifoQueue()
+        for worker in self._workers:
+            self._idle.put_nowait(worker)
+        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._running: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
+
+    async def start(self) -> None:
+        """Starts the grader sandboxes. Raises `SandboxError`."""
+        await asyncio.gather(*(worker.start() for worker in self._workers))
+
+    async def close(self) -> None:
+        """Ends the grader sandboxes; gradings that still run are cancelled."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        if self._owned:
+            await self._provider.close()
+
+    async def grade(self, task: TaskSpec, hidden: HiddenTests, diff: Diff) -> Verdict:
+        """Whether `diff` resolves `task`. An empty diff is unresolved without running anything."""
+        if task.instance_id != hidden.instance_id:
+            raise ValueError(f"expected the tests of {task.instance_id}, got those of {hidden.instance_id}")
+        if diff.empty:
+            return Verdict(status="unresolved", detail="empty patch")
+        try:
+            files = apply(task, diff)
+        except BadPatchError as error:
+            return Verdict(status="unresolved", detail=str(error))
+        except SuspiciousPatchError as error:
+            return Verdict(status="tampering", detail=str(error))
+        return await self._cached(task, hidden, files, digest(diff))
+
+    async def check_unchanged(self, task: TaskSpec, hidden: HiddenTests) -> Verdict:
+        """Runs the tests on the task as it is: a valid task is `unresolved`, a slow one `timeout`."""
+        return await self._fresh(task, hidden, dict(task.files))
+
+    async def _cached(self, task: TaskSpec, hidden: HiddenTests, files: dict[str, str], mark: str) -> Verdict:
+        key = task.instance_id, mark
+        if key in self._verdicts:
+            self.hits += 1
+            return dataclasses.replace(self._verdicts[key], cached=True, seconds=0.0)
+        if shared := key in self._running:
+            self.hits += 1
+        else:
+            self.misses += 1
+            running = self._running[key] = asyncio.ensure_future(self._fresh(task, hidden, files))
+            running.add_done_callback(lambda _: self._running.pop(key))
+        # Shielded: one caller's cancellation must not take the verdict from the others.
+        verdict = await asyncio.shield(self._running[key])
+        if verdict.status in ("resolved", "unresolved", "tampering") and "timed out" not in verdict.detail:
+            self._verdicts[key] = dataclasses.replace(verdict, cached=False)
+        return dataclasses.replace(verdict, cached=shared)
+
+    async def _fresh(self, task: TaskSpec, hidden: HiddenTests, files: dict[str, str]) -> Verdict:
+        started = time.monotonic()
+        if hidden.module not in files:
+            return Verdict(status="unresolved", detail=f"{hidden.module} was deleted")
+        worker = await self._idle.get()
+        try:
+            verdict = await self._attempts(worker, task, hidden, files)
+        finally:
+            self._idle.put_nowait(worker)
+        return dataclasses.replace(verdict, seconds=time.monotonic() - started)
+
+    async def _attempts(
+        self, worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, files: dict[str, str]
+    ) -> Verdict:
+        reason = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                return await _run(worker, task, hidden, files)
+            except (SandboxError, OSError) as error:
+                reason = str(error)
+        return await self._blame(worker, task, hidden, reason)
+
+    async def _blame(self, worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, reason: str) -> Verdict:
+        """Our fault or the patch's? If the grader works on the unchanged task, the patch broke it."""
+        try:
+            await _run(worker, task, hidden, dict(task.files))
+        except (SandboxError, OSError) as error:
+            return Verdict(status="error", detail=str(error))
+        return Verdict(status="tampering", detail=f"the patch ends the grading server: {reason}")
+
+
+async def _run(worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, files: dict[str, str]) -> Verdict:
+    nonce, asked = secrets.token_hex(8), questions(hidden.cases)
+    answer = await worker.ask(_request(task, hidden, files, nonce, asked))
+    status, detail = judge(answer["records"], asked=asked, nonce=nonce, ended=answer["ended"])
+    if answer["ended"] == "timeout" and files == task.files:
+        return Verdict(status="timeout", detail="the unchanged task is too slow")
+    return Verdict(status=status, detail=detail)
+
+
+def _request(
+    task: TaskSpec, hidden: HiddenTests, files: dict[str, str], nonce: str, asked: list[Question]
+) -> dict[str, object]:
+    return {
+        "nonce": nonce,
+        "files": files,
+        "module": hidden.module,
+        "expressions": [question.expression for question in asked],
+        "timeout": task.tests_timeout,
+    }

@@ -1,0 +1,28 @@
+"""In CI a missing service is a failure; elsewhere it is a reported skip."""
+
+import os
+
+import pytest
+
+IN_CI = os.environ.get("CI") == "true"
+
+
+def _forbid_skip(report: pytest.CollectReport | pytest.TestReport) -> None:
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    if item.get_closest_marker("accelerator") is None:
+        _forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    report = yield
+    _forbid_skip(report)
+    return report

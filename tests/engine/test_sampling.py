@@ -1,0 +1,103 @@
+"""Sampling against a NumPy truncation and exact frequencies; keys depend on position and turn only."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl.contracts import SampleKey
+from jaxrl.engine.sampling import SamplingParams, key_words, sample
+
+VOCAB = 12
+
+
+def params(rows: int, *, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, words=None) -> SamplingParams:
+    keys = np.stack([key_words(SampleKey(0, "t", 0, row, 0)) for row in range(rows)]) if words is None else words
+    return SamplingParams(
+        jnp.full(rows, temperature, jnp.float32),
+        jnp.full(rows, top_p, jnp.float32),
+        jnp.full(rows, top_k, jnp.int32),
+        jnp.full(rows, min_p, jnp.float32),
+        jnp.asarray(keys),
+    )
+
+
+def oracle(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Probabilities after temperature, top-k, top-p and min-p, one token at a time in float64."""
+    scaled = logits.astype(np.float64) / temperature
+    order = sorted(range(len(scaled)), key=lambda i: -scaled[i])
+    alive = order[: top_k or len(order)]
+    weights = {i: np.exp(scaled[i] - scaled[order[0]]) for i in alive}
+    total, mass, kept = sum(weights.values()), 0.0, []
+    for i in alive:
+        if kept and (mass >= top_p or weights[i] < min_p * weights[alive[0]]):
+            break
+        kept.append(i)
+        mass += weights[i] / total
+    probabilities = np.zeros(len(scaled))
+    probabilities[kept] = [weights[i] for i in kept]
+    return probabilities / probabilities.sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 3]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5]),
+    min_p=st.sampled_from([0.0, 0.2]),
+)
+def test_logprobs_are_those_of_the_truncated_distribution(seed, temperature, top_k, top_p, min_p):
+    logits = np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 2
+    rows = 16
+    drawn = sample(
+        jnp.tile(logits, (rows, 1)),
+        params(rows, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p),
+        positions_B=jnp.arange(rows),
+    )
+    expected = oracle(logits, temperature, top_k, top_p, min_p)
+    full = oracle(logits, 1.0, 0, 1.0, 0.0)
+    for token, logprob, full_logprob in zip(*map(np.asarray, drawn), strict=True):
+        assert expected[token] > 0
+        assert logprob == pytest.approx(np.log(expected[token]), abs=2e-5)
+        assert full_logprob == pytest.approx(np.log(full[token]), abs=2e-5)
+
+
+def test_frequencies_match_the_softmax():
+    logits = jnp.asarray([[0.0, 1.0, 2.0, -1.0]], jnp.float32)
+    rows = 4000
+    drawn = sample(jnp.tile(logits, (rows, 1)), params(rows), positions_B=jnp.zeros(rows, jnp.int32))
+    counts = np.bincount(np.asarray(drawn.token_B), minlength=4)
+    expected = rows * np.asarray(jax.nn.softmax(logits[0]))
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 16.3, counts  # 0.999 quantile at 3 degrees of freedom
+
+
+def test_temperature_zero_is_greedy_with_probability_one():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, VOCAB)), jnp.float32)
+    drawn = sample(logits, params(3, temperature=0.0), positions_B=jnp.arange(3))
+    assert np.array_equal(drawn.token_B, np.argmax(logits, axis=-1))
+    assert np.array_equal(drawn.logprob_B, np.zeros(3))
+
+
+def test_a_token_depends_on_its_key_and_position_only():
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(1, VOCAB)), jnp.float32)
+    words = key_words(SampleKey(1, "task", 0, 3, 2))
+    among = np.stack([key_words(SampleKey(1, "x", 0, i, 0)) for i in range(8)])
+    among[5] = words
+    alone = [sample(logits, params(1, words=words[None]), positions_B=jnp.array([p])) for p in range(20)]
+    for position, one in enumerate(alone):
+        crowd = sample(
+            jnp.tile(logits, (8, 1)), params(8, words=among), positions_B=jnp.full(8, position, jnp.int32)
+        )
+        assert crowd.token_B[5] == one.token_B[0]
+        assert crowd.logprob_B[5] == one.logprob_B[0]
+    assert len({int(one.token_B[0]) for one in alone}) > 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=5), st.integers(0, 3)), unique=True, max_size=20))
+def test_distinct_sample_keys_have_distinct_words(parts):
+    keys = {SampleKey(seed, task, 0, sample_, 0) for seed, task, sample_ in parts}
+    assert len({tuple(key_words(key)) for key in keys}) == len(keys)
