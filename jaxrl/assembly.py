@@ -1,7 +1,10 @@
 """Builds the parts of a run from its settings. Only entry points import this module."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,11 +12,23 @@ from flax import nnx
 
 from jaxrl import config as settings
 from jaxrl.config import Config, ConfigError
+from jaxrl.contracts import Sampling
+from jaxrl.engine.scheduler import Engine, EngineOptions
 from jaxrl.model.hub import load_hub
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 from jaxrl.rl.optimizer import OptimizerOptions
+from jaxrl.rollout.agent import World
+from jaxrl.rollout.harness import Harness, harness
+from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.tokenizer import Tokenizer
+from sandbox.agent_tools.compact import compact_tools
+from sandbox.base import Limits
+from sandbox.grading.grader import Grader
+from sandbox.namespace import NamespaceProvider
+from sandbox.pool import SandboxPool
+from sandbox.tasks.generated.generate import Split, generate
+from sandbox.tasks.taskset import TaskSet
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
@@ -65,6 +80,95 @@ def build_model(config: Config) -> Transformer:
             f"model.preset = {config.model.preset!r}: expected one of {', '.join(sorted(PRESETS))}"
         )
     return Transformer(PRESETS[config.model.preset], rngs=nnx.Rngs(config.run.seed))
+
+
+def build_tasks(config: Config, split: Split) -> TaskSet:
+    """The tasks of a split, in cursor order."""
+    counts = {
+        "train": config.tasks.train_count,
+        "validation": config.tasks.validation_count,
+        "test": config.tasks.test_count,
+    }
+    return generate(split, counts[split], config.tasks.seed)
+
+
+def build_harness(config: Config) -> Harness:
+    """The harness with the limits of the settings."""
+    chosen = config.harness
+    return replace(harness(chosen.name), max_turns=chosen.max_turns, turn_tokens=chosen.turn_tokens)
+
+
+def build_sampling(config: Config) -> Sampling:
+    """How training rollouts are sampled.
+
+    Raises `ConfigError` for a truncated distribution: the trainer would differentiate another one.
+    """
+    chosen = config.sampling
+    if chosen.temperature == 0 or chosen.top_p < 1 or chosen.top_k or chosen.min_p:
+        raise ConfigError(
+            f"sampling = {chosen.model_dump()}: expected temperature above 0 and top_p 1, top_k 0, min_p 0: "
+            "training differentiates the whole softmax, so it must be what is sampled"
+        )
+    return Sampling(temperature=chosen.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What rollouts need, running."""
+
+    world: World
+    engine: Engine
+    pool: SandboxPool
+    grader: Grader
+
+
+@asynccontextmanager
+async def open_parts(config: Config, model: Transformer, device: Executor) -> AsyncIterator[Parts]:
+    """Starts engine, sandboxes and graders; everything they started is gone at the end."""
+    tokenizer = build_tokenizer(config)
+    if tokenizer.size > model.spec.vocab_size:
+        raise ConfigError(
+            f"model.tokenizer = {config.model.tokenizer}: {tokenizer.size} ids, but the model has only "
+            f"{model.spec.vocab_size}"
+        )
+    async with AsyncExitStack() as stack:
+        pool = SandboxPool(NamespaceProvider(), size=config.sandbox.concurrency, limits=_limits(config))
+        stack.push_async_callback(pool.close)
+        await pool.start()
+        grader = Grader(graders=config.grader.workers)
+        stack.push_async_callback(grader.close)
+        await grader.start()
+        engine = await stack.enter_async_context(Engine(model, _engine_options(config), device=device))
+        world = World(
+            generator=engine,
+            sandboxes=pool,
+            grader=grader,
+            tools=compact_tools(),
+            renderer=Renderer(tokenizer, build_harness(config)),
+        )
+        yield Parts(world=world, engine=engine, pool=pool, grader=grader)
+
+
+def _limits(config: Config) -> Limits:
+    chosen = config.sandbox
+    return Limits(
+        cpu=chosen.cpu,
+        memory=chosen.memory_mib << 20,
+        disk=chosen.disk_mib << 20,
+        pids=chosen.pids,
+        wall=chosen.wall_seconds,
+    )
+
+
+def _engine_options(config: Config) -> EngineOptions:
+    chosen = config.engine
+    return EngineOptions(
+        slots=chosen.slots,
+        context=chosen.context,
+        prefill_rows=chosen.prefill_rows,
+        prefill_buckets=chosen.prefill_buckets,
+        decode_steps=chosen.decode_steps,
+    )
 
 
 def learner_options(config: Config, *, total_steps: int) -> OptimizerOptions:

@@ -51,7 +51,11 @@ def group_examples(group: TrajectoryGroup, *, options: GroupOptions) -> GroupExa
     )
     mixed = bool((advantages_G != 0).any())
     kept = [g for g in np.flatnonzero(trained_G).tolist() if mixed or not options.drop_equal_groups]
-    examples = [_example(group.trajectories[g], float(advantages_G[g])) for g in kept]
+    examples = [
+        _example(group.trajectories[g], float(advantages_G[g]))
+        for g in kept
+        if group.trajectories[g].loss_mask.any()  # an episode may end before its first turn
+    ]
     return GroupExamples(examples=examples, mixed=mixed, masked=int((~trained_G).sum()))
 
 

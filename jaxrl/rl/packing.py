@@ -65,17 +65,15 @@ def pack(
     Raises:
         ValueError: an example is empty, longer than a row, or malformed.
     """
-    if rows < 1 or row_length < 1:
-        raise ValueError(f"expected rows and row_length of at least 1, got {rows} and {row_length}")
-    checked = (_checked(example, row_length) for example in examples)
+    _check_sizes(rows, row_length)
     if order == "in_order":
-        bins = _consecutive(checked, rows, row_length)
+        yield from _in_order(examples, rows, row_length)
     elif order == "first_fit_decreasing":
-        bins = _first_fit_decreasing(list(checked), rows, row_length)
+        checked = [_checked(example, row_length) for example in examples]
+        for bins in _first_fit_decreasing(checked, rows, row_length):
+            yield _fill(bins, rows, row_length)
     else:
         raise ValueError(f"expected order in_order or first_fit_decreasing, got {order!r}")
-    for rows_of_examples in bins:
-        yield _fill(rows_of_examples, rows, row_length)
 
 
 def fill_fraction(batch: Microbatch) -> float:
@@ -86,6 +84,11 @@ def fill_fraction(batch: Microbatch) -> float:
 def trained_tokens(batch: Microbatch) -> int:
     """Number of tokens with a loss weight."""
     return int(np.count_nonzero(batch.weights_BT))
+
+
+def _check_sizes(rows: int, row_length: int) -> None:
+    if rows < 1 or row_length < 1:
+        raise ValueError(f"expected rows and row_length of at least 1, got {rows} and {row_length}")
 
 
 def _checked(example: Example, row_length: int) -> Example:
@@ -111,17 +114,42 @@ def _checked(example: Example, row_length: int) -> Example:
 type _Rows = list[list[Example]]
 
 
-def _consecutive(examples: Iterable[Example], rows: int, row_length: int) -> Iterator[_Rows]:
-    """First fit among the rows of one microbatch; the first example that fits nowhere opens the next."""
-    bins: _Rows = []
-    free: list[int] = []
+class Packer:
+    """Packs in order as examples arrive: first fit among the rows of one microbatch.
+
+    The first example that fits nowhere closes the microbatch, so microbatches depend on the order of
+    the examples alone, not on when they came.
+    """
+
+    def __init__(self, *, rows: int, row_length: int) -> None:
+        """Raises `ValueError` for sizes below 1."""
+        _check_sizes(rows, row_length)
+        self._rows, self._row_length = rows, row_length
+        self._bins: _Rows = []
+        self._free: list[int] = []
+
+    def add(self, example: Example) -> Iterator[Microbatch]:
+        """Takes `example`; yields the microbatch that it closed, if any. Raises as `pack` does."""
+        _checked(example, self._row_length)
+        if not self._place(example):
+            yield from self.flush()
+            self._place(example)
+
+    def flush(self) -> Iterator[Microbatch]:
+        """Yields what is left, if anything, padded to the full shape."""
+        bins, self._bins, self._free = self._bins, [], []
+        if bins:
+            yield _fill(bins, self._rows, self._row_length)
+
+    def _place(self, example: Example) -> bool:
+        return _place(example, self._bins, self._free, rows=self._rows, row_length=self._row_length)
+
+
+def _in_order(examples: Iterable[Example], rows: int, row_length: int) -> Iterator[Microbatch]:
+    packer = Packer(rows=rows, row_length=row_length)
     for example in examples:
-        if not _place(example, bins, free, rows=rows, row_length=row_length):
-            yield bins
-            bins, free = [], []
-            _place(example, bins, free, rows=rows, row_length=row_length)
-    if bins:
-        yield bins
+        yield from packer.add(example)
+    yield from packer.flush()
 
 
 def _first_fit_decreasing(examples: Sequence[Example], rows: int, row_length: int) -> Iterator[_Rows]:

@@ -1,0 +1,154 @@
+"""What a step writes to the feed and shows in the terminal. Only entry points import this."""
+
+import resource
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxrl.assembly import Parts
+from jaxrl.contracts import Trajectory, TrajectoryGroup
+from jaxrl.feed.schema import series
+from jaxrl.feed.writer import RunWriter, Value
+from jaxrl.progress import StepLine
+from jaxrl.rl.learner import UpdateReport
+from jaxrl.rollout.renderer import Renderer
+from jaxrl.statistics import bootstrap_mean
+from jaxrl.stepping import StepResult
+
+
+def rollout_row(trajectory: Trajectory) -> dict:
+    """A trajectory's row in the feed: identity, result, sizes, versions, seconds."""
+    sampled = trajectory.versions[trajectory.loss_mask]
+    return {
+        "task": trajectory.task,
+        "epoch": trajectory.epoch,
+        "sample": trajectory.sample,
+        "outcome": trajectory.outcome.value,
+        "reward": trajectory.reward,
+        "detail": trajectory.detail,
+        "turns": sum(turn.role == "assistant" for turn in trajectory.turns),
+        "tokens": len(trajectory.tokens),
+        "sampled": len(sampled),
+        "versions": [int(sampled.min()), int(sampled.max())] if len(sampled) else None,
+        "seconds": {part: round(value, 4) for part, value in trajectory.timings.items()},
+    }
+
+
+def write_rollouts(feed: RunWriter, step: int, groups: Sequence[TrajectoryGroup], renderer: Renderer) -> None:
+    """A row and a transcript for every rollout of the step."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            text = renderer.tokenizer.decode(trajectory.tokens.tolist())
+            feed.rollout(step, rollout_row(trajectory), text)
+
+
+def step_metrics(result: StepResult, parts: Parts, *, seconds: float, lost: int) -> dict[str, Value]:
+    """All metrics of a step."""
+    return {
+        "time/step": seconds,
+        "time/generation": result.generation_seconds,
+        "time/training": result.training_seconds,
+        "tokens/packing": (result.packed_tokens, result.packed_positions),
+        "process/memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "feed/lost_rows": lost,
+        **_sampled(result.groups),
+        **_groups(result),
+        **_updates(result.reports),
+        **_services(parts),
+    }
+
+
+def _sampled(groups: Sequence[TrajectoryGroup]) -> dict[str, Value]:
+    rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+    rewards = [t.reward for t in rollouts if t.reward is not None]
+    sampled = sum(int(t.loss_mask.sum()) for t in rollouts)
+    total = sum(len(t.tokens) for t in rollouts)
+    outcomes = Counter(t.outcome.value for t in rollouts)
+    return {
+        "reward/mean": (sum(rewards), len(rewards)),
+        "reward/pass_rate": (outcomes["resolved"], len(rollouts)),
+        "rollouts/turns": (sum(row["turns"] for row in map(rollout_row, rollouts)), len(rollouts)),
+        "rollouts/length": (total, len(rollouts)),
+        "tokens/sampled": sampled,
+        "tokens/context": total - sampled,
+        "time/tools": sum(t.timings.get("tools", 0.0) for t in rollouts),
+        "time/grading": sum(t.timings.get("grading", 0.0) for t in rollouts),
+        **{series("rollouts/outcome", outcome=name): count for name, count in outcomes.items()},
+    }
+
+
+def _groups(result: StepResult) -> dict[str, Value]:
+    rates = [pass_rate(group) for group in result.groups]
+    trained = [example for group in result.examples for example in group.examples]
+    return {
+        "groups/mixed": (sum(group.mixed for group in result.examples), len(rates)),
+        "groups/all_pass": (rates.count(1.0), len(rates)),
+        "groups/all_fail": (rates.count(0.0), len(rates)),
+        "train/advantage_size": (sum(abs(each.advantage) for each in trained), len(trained)),
+    }
+
+
+def pass_rate(group: TrajectoryGroup) -> float:
+    """Share of a group's rollouts that repaired the task."""
+    return float(np.mean([t.outcome.value == "resolved" for t in group.trajectories]))
+
+
+def _updates(reports: Sequence[UpdateReport]) -> dict[str, Value]:
+    applied = [report for report in reports if report.applied]
+    values: dict[str, Value] = {"train/updates": len(applied), "train/version": reports[-1].version}
+    if not applied:
+        return values
+    tokens = sum(report.metrics["tokens"] for report in applied)
+    mean = {
+        "train/entropy": "entropy",
+        "train/ratio": "ratio",
+        "train/logprob_error_mean": "logprob_error",
+    }
+    last = applied[-1].metrics
+    return values | {
+        "tokens/trained": tokens,
+        "train/loss": last["loss"],
+        "train/aux_loss": last["aux_loss"],
+        "train/grad_norm": last["grad_norm"],
+        "train/learning_rate": last["learning_rate"],
+        "train/clipped": (_total(applied, "clip_low_share") + _total(applied, "clip_high_share"), tokens),
+        # Only the first update of a step sees the weights that sampled.
+        "train/logprob_error_max": applied[0].metrics["logprob_error_max"],
+        **{name: (_total(applied, key), tokens) for name, key in mean.items()},
+    }
+
+
+def _total(reports: Sequence[UpdateReport], key: str) -> float:
+    return sum(report.metrics[key] * report.metrics["tokens"] for report in reports)
+
+
+def _services(parts: Parts) -> dict[str, Value]:
+    stats = parts.engine.stats
+    return {
+        "engine/decoded": stats.sampled_tokens,
+        "engine/prefilled": stats.prefilled_tokens,
+        "engine/dispatches": stats.decode_dispatches + stats.prefill_dispatches,
+        "grader/verdicts": parts.grader.hits + parts.grader.misses,
+        "grader/cached": parts.grader.hits,
+    }
+
+
+def step_line(step: int, result: StepResult, metrics: Mapping[str, Value]) -> StepLine:
+    """The step as the terminal shows it."""
+    rates = np.array([pass_rate(group) for group in result.groups])
+    return StepLine(
+        step=step,
+        pass_rate=bootstrap_mean(rates),
+        mixed=sum(group.mixed for group in result.examples),
+        groups=len(result.groups),
+        loss=float(_number(metrics.get("train/loss", 0.0))),
+        grad_norm=float(_number(metrics.get("train/grad_norm", 0.0))),
+        seconds=float(_number(metrics["time/step"])),
+        parts={"generation": result.generation_seconds, "training": result.training_seconds},
+    )
+
+
+def _number(value: Value) -> float:
+    assert not isinstance(value, tuple)
+    return value

@@ -1,0 +1,112 @@
+"""A run directory opened for training: one writer, resumed from its newest checkpoint. Entry points only."""
+
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxrl.assembly import package_versions
+from jaxrl.config import Config, ConfigError, to_yaml
+from jaxrl.evaluation import Evaluation, from_event
+from jaxrl.feed.reader import read_events, read_run
+from jaxrl.feed.writer import RunWriter
+from jaxrl.rl.checkpoint import CheckpointStore
+from jaxrl.rl.learner import Learner
+
+FREE_TO_CHANGE = {"run", "evaluation", "checkpoint", "sandbox", "grader", "sft"}
+"""Sections that may differ when a run goes on; a change elsewhere would make it another experiment."""
+
+
+@dataclass
+class OpenRun:
+    """What the loop writes to, and where it goes on: `step` steps and `cursor` tasks are done."""
+
+    path: Path
+    feed: RunWriter
+    store: CheckpointStore
+    step: int
+    cursor: int
+
+    @property
+    def greeting(self) -> str:
+        """Where the run stands, for people."""
+        began = f"goes on after step {self.step}" if self.step else "starts"
+        return f"run {self.path} {began} (attempt {self.feed.attempt})"
+
+    def save(self, step: int, cursor: int, learner: Learner) -> None:
+        """Writes a checkpoint after `step` and says so in the feed."""
+        self.store.save(learner.state(), step=step, version=learner.version, progress={"cursor": cursor})
+        self.feed.event("checkpoint", step, cursor=cursor, version=learner.version)
+
+
+@contextmanager
+def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
+    """Opens `path` for one process, and loads its newest checkpoint into `learner`.
+
+    Raises:
+        ConfigError: another process trains this run, or it was started with other settings.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as lock:
+        _lock(lock, path)
+        _check_settings(path, config)
+        skipped: list[Mapping[str, Any]] = []
+        store = CheckpointStore(
+            path / "checkpoints", keep=config.checkpoint.keep, report=lambda _, facts: skipped.append(facts)
+        )
+        restored = store.latest(learner.state())
+        feed = RunWriter(
+            path,
+            config=config.model_dump(mode="json"),
+            versions=package_versions(),
+            resumed_from=restored.step if restored else None,
+        )
+        for facts in skipped:
+            feed.event("alert", reason=f"checkpoint skipped: {facts['reason']}", path=facts["path"])
+        if restored:
+            learner.load(restored.state, version=restored.version)
+        (path / "config.yaml").write_text(to_yaml(config))
+        step, cursor = (restored.step, restored.progress["cursor"]) if restored else (0, 0)
+        try:
+            yield OpenRun(path, feed, store, step, cursor)
+            store.wait()
+        finally:
+            feed.close()
+
+
+def evaluations(run: Path) -> list[Evaluation]:
+    """The evaluations of a run that still count, oldest first."""
+    return [from_event(row) for row in read_events(run, "eval")]
+
+
+def _lock(file: Any, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{path}: another process trains this run; stop it, or choose another run.run_name"
+        ) from None
+
+
+def _check_settings(path: Path, config: Config) -> None:
+    try:
+        before = read_run(path)["config"]
+    except FileNotFoundError:
+        return
+    now = config.model_dump(mode="json")
+    changed = [
+        f"{section}.{key}: {before.get(section, {}).get(key)!r} then, {value!r} now"
+        for section, values in now.items()
+        if section not in FREE_TO_CHANGE
+        for key, value in values.items()
+        if before.get(section, {}).get(key) != value
+    ]
+    if now["run"]["seed"] != before["run"]["seed"]:
+        changed.append(f"run.seed: {before['run']['seed']} then, {now['run']['seed']} now")
+    if changed:
+        raise ConfigError(
+            f"{path} was started with other settings; restore them, or choose another run.run_name:\n  "
+            + "\n  ".join(changed)
+        )
