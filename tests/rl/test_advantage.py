@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.rl.advantage import MLPERF_REFERENCE, AdvantageOptions, group_advantages
@@ -61,6 +61,7 @@ OPTIONS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(GROUPS, OPTIONS)
 def test_equals_the_reference(group, options):
     rewards, trained, votes = group
@@ -68,6 +69,7 @@ def test_equals_the_reference(group, options):
     np.testing.assert_allclose(got, reference(rewards, trained, votes, options), rtol=1e-9, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(GROUPS, OPTIONS, st.sampled_from([0.1, 1 / 3, 0.7]))
 def test_equal_rewards_give_exactly_zero_spread(group, options, reward):
     _, trained, votes = group
@@ -110,6 +112,7 @@ def test_masked_failures_do_not_vote_outside_the_reference():
     np.testing.assert_allclose(advantages(rewards, voting, trained=trained), [2 / 3, 0, -2 / 3, -2 / 3])
 
 
+@settings(deadline=None)
 @given(GROUPS, OPTIONS.filter(lambda options: not options.masked_vote), st.floats(-5, 5))
 def test_reward_of_a_masked_failure_changes_nothing(group, options, noise):
     rewards, trained, votes = group
