@@ -7,6 +7,7 @@ as soon as the owner's end of the socket closes, even when the owner was killed.
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -73,8 +74,8 @@ class Keeper:
         handler = getattr(self, "_do_" + header["op"])
         try:
             handler(header, payload)
-        except OSError as error:
-            self._reply(header, {"errno": error.errno or 0, "error": str(error)})
+        except (OSError, ValueError) as error:
+            self._reply(header, {"errno": getattr(error, "errno", None) or errno.EINVAL, "error": str(error)})
 
     def _reply(self, request: Header, answer: Header, payload: bytes = b"") -> None:
         self._control.sendall(pack({"id": request["id"], **answer}, payload))
