@@ -107,6 +107,12 @@ def test_isolation_seen_from_inside(provider: type[NamespaceProvider]) -> None:
         assert "0000000000000000" in await say(sandbox, "grep CapEff /proc/self/status")
         assert (await sandbox.exec("unshare -Ur true", 10)).exit_code != 0
         assert int(await say(sandbox, "id -u")) != 0
+        descriptors = (
+            await say(sandbox, "readlink /proc/self/fd/*; ls -l /proc/1/fd | sed 1d | sed 's/.*-> //'")
+        ).split()
+        assert {name.split(":")[0] for name in descriptors} <= {"pipe", "/dev/null", "/proc/self/fd"}, (
+            descriptors
+        )
         names = await say(sandbox, "env | cut -d= -f1")
         assert "PYTEST_CURRENT_TEST" not in names and "PATH" in names
         assert (
