@@ -22,7 +22,7 @@ from typing import Any
 from sandbox.keeper.files import open_in, read_file, read_tree, write_file, write_link
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
 
-_REPORT_TIMEOUT = 2.0  # seconds; a report takes a millisecond
+_REPORT_TIMEOUT = 10_000  # milliseconds; a report takes a few
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x00020000, 0x1000, 0x4000, 1 << 18
 
 
@@ -145,7 +145,7 @@ class Keeper:
 
     def _kill(self, child: Child) -> None:
         # Bubblewrap killed before its report would leave its child waiting for ever.
-        while child.info >= 0 and select.select([child.info], [], [], _REPORT_TIMEOUT)[0]:
+        while child.info >= 0 and _readable(child.info):
             self._read_report(child)
         # The first process is the pid namespace: bubblewrap's exit then means that all are gone.
         fd = child.inner if child.inner >= 0 else child.outer
@@ -195,6 +195,12 @@ class Keeper:
         if child is None or child.root < 0:
             raise OSError(f"sandbox {request['sandbox']} is gone")
         return child.root
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(_REPORT_TIMEOUT))
 
 
 def expose(places: list[tuple[str, str]]) -> None:
