@@ -97,7 +97,7 @@ def arguments(
     writable = [workdir, *(("/tmp", "/dev/shm") if scratch else ())]
     return [
         *_ISOLATION,
-        *(("--share-net",) if limits.network else ()),
+        *(() if limits.network else ("--unshare-net",)),
         *_system(python),
         *(part for path in writable for part in ("--size", str(limits.disk), "--tmpfs", path)),
         *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", workdir),
