@@ -188,10 +188,9 @@ class PolicyLoss:
         if self.normalisation == "token":
             return kept_BT, kept_BT.sum()
         count_BT = _sequence_sum(kept_BT, batch)
-        share_BT = jnp.where(kept_BT > 0, kept_BT / jnp.where(count_BT > 0, count_BT, 1.0), 0.0)
-        sequences = share_BT.sum()
+        sequences = _count(_segment_sums(kept_BT, batch)[:, 1:] > 0)
         if self.normalisation == "sequence":
-            return share_BT, sequences
+            return kept_BT / jnp.where(count_BT > 0, count_BT, 1.0), sequences
         assert self.constant_length is not None
         return kept_BT / self.constant_length, sequences
 
@@ -214,14 +213,20 @@ def _masked_sum(weights_BT: Array, values_BT: Array) -> Array:
     return (weights_BT * jnp.where(weights_BT != 0, values_BT, 0.0)).sum()
 
 
-def _sequence_sum(values_BT: Array, batch: Microbatch) -> Array:
-    """Each token gets the sum over its own document."""
+def _segment_sums(values_BT: Array, batch: Microbatch) -> Array:
+    """Sum of each row's values by segment, [B, T + 1]; column 0 is padding's."""
     length = values_BT.shape[1]
 
     def row(values_T: Array, segment_ids_T: Array) -> Array:
-        return jax.ops.segment_sum(values_T, segment_ids_T, num_segments=length + 1)[segment_ids_T]
+        return jax.ops.segment_sum(values_T, segment_ids_T, num_segments=length + 1)
 
     return jax.vmap(row)(values_BT, jnp.asarray(batch.segment_ids_BT))
+
+
+def _sequence_sum(values_BT: Array, batch: Microbatch) -> Array:
+    """Each token gets the sum over its own document."""
+    sums_BT = _segment_sums(values_BT, batch)
+    return jnp.take_along_axis(sums_BT, jnp.asarray(batch.segment_ids_BT), axis=1)
 
 
 def _sequence_mean(values_BT: Array, weights_BT: Array, batch: Microbatch) -> Array:
