@@ -25,7 +25,6 @@ _ISOLATION = (
         "--unshare-user",
         "--unshare-ipc",
         "--unshare-pid",
-        "--unshare-net",
         "--unshare-uts",
         "--unshare-cgroup-try",
     ),
