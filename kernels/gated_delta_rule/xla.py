@@ -19,10 +19,12 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 def chunked_or_step(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNHJ):
     """The chunked rule, or one recurrent step for a single token."""
-    args = q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN
     if q_BTKH.shape[1] > 1:
-        return chunked(*args, segment_ids_BT, state_BNHJ)
-    o_BNJ, state_BNHJ = step(*(x[:, 0] for x in args), _initial(state_BNHJ, k_BTKH, v_BTNJ))
+        return chunked(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNHJ)
+    state_BNHJ = _initial(state_BNHJ, k_BTKH, v_BTNJ)
+    o_BNJ, state_BNHJ = step(
+        q_BTKH[:, 0], k_BTKH[:, 0], v_BTNJ[:, 0], g_BTN[:, 0], beta_BTN[:, 0], state_BNHJ
+    )
     return o_BNJ[:, None], state_BNHJ
 
 
@@ -32,8 +34,9 @@ def recurrent(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNH
     new_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
 
     def body(S_BNHJ, xs):
-        *token, new_B = xs
-        o_BNJ, S_BNHJ = step(*token, jnp.where(new_B[:, None, None, None], 0, S_BNHJ))
+        q_BKH, k_BKH, v_BNJ, g_BN, beta_BN, new_B = xs
+        S_BNHJ = jnp.where(new_B[:, None, None, None], 0, S_BNHJ)
+        o_BNJ, S_BNHJ = step(q_BKH, k_BKH, v_BNJ, g_BN, beta_BN, S_BNHJ)
         return S_BNHJ, o_BNJ
 
     xs = tuple(jnp.moveaxis(x, 1, 0) for x in (q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, new_BT))
