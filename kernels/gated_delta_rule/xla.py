@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 CHUNK = 32
@@ -116,15 +117,22 @@ def _decays(g_BMKRC: Array, segments_BMC: Array) -> _Decays:
     causal = (same & jnp.tri(CHUNK, dtype=bool))[:, :, None, None]
     # Sums start at each document, or one document's decay would round into the next one's.
     total = _einsum("bmkrs,bmxycs->bmkrc", g_BMKRC, causal.astype(g_BMKRC.dtype))
-    # exp only sees masked differences: a difference of the wrong sign would overflow.
-    pair = jnp.exp(jnp.where(causal, total[..., :, None] - total[..., None, :], -jnp.inf))
+    # exp only sees masked sums: one of the wrong sign would overflow.
+    pair = jnp.exp(jnp.where(causal, _sums_between(g_BMKRC), -jnp.inf))
     inherits = (segments_BMC == incoming_BM[..., None])[:, :, None, None]
-    remains = (segments_BMC == last_BM[..., None])[:, :, None, None]
-    end = total[..., -1:]
     entry = jnp.where(inherits, jnp.exp(total), 0)
-    leave = jnp.exp(jnp.where(remains, end - total, -jnp.inf))
-    keep = jnp.where((incoming_BM == last_BM)[:, :, None, None], jnp.exp(end[..., 0]), 0)
-    return _Decays(pair, entry, leave, keep)
+    keep = jnp.where((incoming_BM == last_BM)[:, :, None, None], jnp.exp(total[..., -1]), 0)
+    return _Decays(pair, entry, pair[..., -1, :], keep)
+
+
+def _sums_between(g_BMKRC: Array) -> Array:
+    """[.., C, S] sum of g over S < t <= C, each summed by itself.
+
+    Differences of running sums would cost the digits that a strong decay anywhere in the chunk takes.
+    """
+    t = np.arange(CHUNK)
+    inside = (t[None, :, None] < t) & (t <= t[:, None, None])  # [C, S, t]
+    return _einsum("bmkrt,cst->bmkrcs", g_BMKRC, jnp.asarray(inside, g_BMKRC.dtype))
 
 
 def _solve(k_BMKCH, v, beta, decays: _Decays) -> tuple[Array, Array]:
@@ -135,10 +143,26 @@ def _solve(k_BMKCH, v, beta, decays: _Decays) -> tuple[Array, Array]:
     A = gram * decays.pair * beta[..., None] * strict
     k = jnp.broadcast_to(k_BMKCH[:, :, :, None], (*v.shape[:-1], k_BMKCH.shape[-1]))
     rhs = beta[..., None] * jnp.concatenate([v, k * decays.entry[..., None]], axis=-1)
-    solved = lax.linalg.triangular_solve(
-        A + jnp.eye(CHUNK, dtype=v.dtype), rhs, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = _einsum("bmkrcs,bmkrsj->bmkrcj", _inverse(A), rhs)
     return solved[..., :J], solved[..., J:]
+
+
+def _inverse(A: Array) -> Array:
+    """(I + A)^-1 for strictly lower triangular A [.., C, C], from inverses of ever larger diagonal blocks.
+
+    Merging [[X, 0], [B, Y]] -> [[X', 0], [-Y' B X', Y']] is forward substitution by blocks: unlike a
+    power series in A it stays accurate for strongly correlated keys, and unlike a library's solve it
+    is a few batched products.
+    """
+    row, col = np.arange(CHUNK)[:, None], np.arange(CHUNK)
+    inverse, size = jnp.eye(CHUNK, dtype=A.dtype), 1
+    while size < CHUNK:
+        merged = (row // (2 * size) == col // (2 * size)) & (row // size > col // size)
+        below = jnp.where(merged, A, 0)
+        if size > 1:
+            below = _einsum("...ct,...tu,...us->...cs", inverse, below, inverse)
+        inverse, size = inverse - below, 2 * size
+    return inverse
 
 
 def _scan_chunks(first: Array, chunks: tuple[Array, ...]) -> tuple[Array, Array]:
