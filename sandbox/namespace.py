@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox.base import Diff, ExecResult, Limits, SandboxError
-from sandbox.bubblewrap import WHY_NOT, arguments, find_shell, keeper_config, locate_python, rlimits
+from sandbox.bubblewrap import WHY_NOT, arguments, find_shell, keeper_config, locate, rlimits
 from sandbox.diffs import RejectedDiff, compare
 from sandbox.keeper.client import KeeperClient
 from sandbox.keeper.wire import join_files, split_files
 from sandbox.pipes import Pipes
 from sandbox.shell import Finished, Shell
 
+_WORDS_TIMEOUT = 2.0  # seconds for what a program that failed to start has to say
 _START_TIMEOUT = 30.0  # seconds; a start takes milliseconds unless the machine is drowning
 
 
@@ -196,7 +197,8 @@ class NamespaceProvider:
 
     def __init__(self, *, workdir: str = "/testbed") -> None:
         self.workdir = workdir
-        self.python = locate_python()
+        self._layout = locate()
+        self.python = self._layout.python
         self._keeper: KeeperClient | None = None
         self._ids = itertools.count()
         self._sandboxes: set[NamespaceSandbox] = set()
@@ -217,6 +219,18 @@ class NamespaceProvider:
 
         The caller destroys what it gets, then closes the pipes.
         """
+        starting = asyncio.ensure_future(self._launch(program, limits, scratch))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A start takes milliseconds: let it end, so that there is a whole sandbox to destroy.
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await starting.result().destroy()
+                starting.result().pipes.close()
+            raise
+
+    async def _launch(self, program: Sequence[str], limits: Limits, scratch: bool) -> Launched:
         keeper, identity = self._start_keeper(), next(self._ids)
         argv = arguments(program, python=self.python, workdir=self.workdir, limits=limits, scratch=scratch)
         header = {"op": "spawn", "sandbox": identity, "argv": argv, "rlimits": rlimits(limits)}
@@ -247,7 +261,7 @@ class NamespaceProvider:
 
     def _start_keeper(self) -> KeeperClient:
         if self._keeper is None:
-            self._keeper = KeeperClient(keeper_config(self.python))
+            self._keeper = KeeperClient(keeper_config(self._layout))
         return self._keeper
 
 
@@ -257,8 +271,9 @@ async def _abandon(launched: Launched, fds: Sequence[int]) -> str:
         os.close(fd)
     try:
         await asyncio.shield(asyncio.ensure_future(launched.destroy()))
-        return (await launched.pipes.read()).decode(errors="replace").strip()
-    except (SandboxError, OSError):
+        async with asyncio.timeout(_WORDS_TIMEOUT):
+            return (await launched.pipes.read()).decode(errors="replace").strip()
+    except (SandboxError, OSError):  # of which TimeoutError is one
         return ""
     finally:
         launched.pipes.close()

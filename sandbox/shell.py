@@ -79,13 +79,15 @@ class Shell:
     async def _until(self, mark: re.Pattern[bytes], capture: Capture) -> int | None:
         """Moves output into `capture` up to `mark`; its exit code, or None at the end of output."""
         held = b""
-        while chunk := await self._pipes.read():
-            held += chunk
-            if match := mark.search(held):
-                capture.add(held[: match.start()])
-                return int(match[1])
-            # The mark may be split between two reads.
-            capture.add(held[:-64])
-            held = held[-64:]
-        capture.add(held)
-        return None
+        try:
+            while chunk := await self._pipes.read():
+                held += chunk
+                if match := mark.search(held):
+                    held = held[: match.start()]
+                    return int(match[1])
+                # The mark may be split between two reads.
+                capture.add(held[:-64])
+                held = held[-64:]
+            return None
+        finally:
+            capture.add(held)

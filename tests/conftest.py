@@ -1,8 +1,14 @@
-"""In CI a missing service is a failure; elsewhere it is a reported skip."""
+"""Shapes and dtypes are checked where arrays are; in CI a missing service is a failure, not a skip."""
 
 import os
 
 import pytest
+from jaxtyping import install_import_hook
+
+CHECKED = ["kernels", "jaxrl.contracts", "jaxrl.rl", "jaxrl.statistics"]
+# Ints pass for floats, as in every static checker.
+CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+install_import_hook(CHECKED, CHECKER)
 
 IN_CI = os.environ.get("CI") == "true"
 

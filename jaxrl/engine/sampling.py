@@ -73,14 +73,18 @@ def _restricted(params: SamplingParams) -> Bool[Array, ""]:
 
 
 def _truncate(logits_BV: Array, params: SamplingParams) -> Array:
-    """Top-k, then top-p within what is left, then min-p; the most likely token always stays."""
-    order_BV = jnp.argsort(-logits_BV, axis=-1)
-    sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
+    """Top-k, then top-p within what is left, then min-p; the most likely token always stays.
+
+    Tokens whose logit equals that of the last one kept stay too: the kept set is a threshold, so that
+    values are sorted and not their places.
+    """
+    sorted_BV = -jnp.sort(-logits_BV, axis=-1)
     rank_V = jnp.arange(logits_BV.shape[-1])
     top_k_B = jnp.where(params.top_k_B > 0, params.top_k_B, logits_BV.shape[-1])
-    sorted_BV = jnp.where(rank_V < top_k_B[:, None], sorted_BV, _MASKED)
-    prob_BV = jax.nn.softmax(sorted_BV, axis=-1)
+    in_top_BV = rank_V < top_k_B[:, None]
+    prob_BV = jax.nn.softmax(jnp.where(in_top_BV, sorted_BV, _MASKED), axis=-1)
     before_BV = jnp.cumsum(prob_BV, axis=-1) - prob_BV
     keep_BV = (before_BV < params.top_p_B[:, None]) & (prob_BV >= params.min_p_B[:, None] * prob_BV[:, :1])
-    kept_BV = jnp.where(keep_BV | (rank_V == 0), sorted_BV, _MASKED)
-    return jnp.take_along_axis(kept_BV, jnp.argsort(order_BV, axis=-1), axis=-1)
+    keep_BV = (keep_BV & in_top_BV) | (rank_V == 0)
+    least_B = jnp.where(keep_BV, sorted_BV, jnp.inf).min(axis=-1)
+    return jnp.where(logits_BV >= least_B[:, None], logits_BV, _MASKED)

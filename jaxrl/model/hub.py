@@ -7,7 +7,7 @@ dimensions. Vision and multi-token-prediction tensors are skipped when reading.
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +59,7 @@ def save_hub(model: Transformer, directory: Path | str) -> None:
     """Writes `config.json` and `model.safetensors`; each file is replaced atomically."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    flat = {path: value[...] for path, value in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    flat = {path: value[...] for path, value in _flat(nnx.state(model, nnx.Param))}
     tensors = {
         hub_name(path, weight): np.ascontiguousarray(weight.to_hub(np.asarray(flat[path])))
         for path, weight in all_weights(model.spec).items()
@@ -78,11 +78,15 @@ def _text_tensors(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name.replace("model.", TEXT_PREFIX, 1): value for name, value in kept.items()}
 
 
+def _flat(state: nnx.State) -> list[tuple[WeightPath, nnx.Variable]]:
+    return list(cast(Any, nnx.to_flat_state(state)))
+
+
 def _with_values(spec: ModelSpec, values: dict[WeightPath, np.ndarray]) -> Transformer:
     graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(spec, rngs=nnx.Rngs(0))))
     table = all_weights(spec)
     filled = [
         (path, variable.replace(jnp.asarray(values[path], table[path].dtype)))
-        for path, variable in nnx.to_flat_state(state)
+        for path, variable in _flat(state)
     ]
     return nnx.merge(graph, nnx.from_flat_state(filled))

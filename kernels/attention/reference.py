@@ -14,7 +14,7 @@ def attention(
         keys = np.flatnonzero(mask_BTS[b, t])
         if keys.size == 0:
             continue
-        scores = scale * np.float64(k_BSKH[b, keys, n // group]) @ np.float64(q_BTNH[b, t, n])
+        scores = scale * (k_BSKH[b, keys, n // group].astype(np.float64) @ q_BTNH[b, t, n])
         weights = np.exp(scores - scores.max())
-        out[b, t, n] = weights / weights.sum() @ np.float64(v_BSKH[b, keys, n // group])
+        out[b, t, n] = weights / weights.sum() @ v_BSKH[b, keys, n // group]
     return out

@@ -13,16 +13,16 @@ def causal_conv1d(
 ) -> tuple[np.ndarray, np.ndarray]:
     """As the public op, in float64."""
     (B, T, D), W = x_BTD.shape, weight_WD.shape[0]
-    taps = np.zeros((B, W - 1, D)) if taps_BXD is None else np.float64(taps_BXD)
+    taps = np.zeros((B, W - 1, D)) if taps_BXD is None else taps_BXD.astype(np.float64)
     segments = np.zeros((B, T), int) if segment_ids_BT is None else segment_ids_BT
     y, last = np.zeros((B, T, D)), np.zeros((B, W - 1, D))
     for b in range(B):
-        inputs = [*taps[b], *np.float64(x_BTD[b])]
+        inputs = [*taps[b], *x_BTD[b].astype(np.float64)]
         owner = [segments[b, 0]] * (W - 1) + list(segments[b])
         for t in range(T):
             for i in range(W):
                 if owner[t + i] == segments[b, t]:
-                    y[b, t] += np.float64(weight_WD[i]) * inputs[t + i]
+                    y[b, t] += weight_WD[i].astype(np.float64) * inputs[t + i]
         end = T if counts_B is None else int(counts_B[b])
         last[b] = inputs[end : end + W - 1]
     return y, last

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 CHUNK = 32
@@ -19,10 +20,12 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 def chunked_or_step(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNHJ):
     """The chunked rule, or one recurrent step for a single token."""
-    args = q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN
     if q_BTKH.shape[1] > 1:
-        return chunked(*args, segment_ids_BT, state_BNHJ)
-    o_BNJ, state_BNHJ = step(*(x[:, 0] for x in args), _initial(state_BNHJ, k_BTKH, v_BTNJ))
+        return chunked(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNHJ)
+    state_BNHJ = _initial(state_BNHJ, k_BTKH, v_BTNJ)
+    o_BNJ, state_BNHJ = step(
+        q_BTKH[:, 0], k_BTKH[:, 0], v_BTNJ[:, 0], g_BTN[:, 0], beta_BTN[:, 0], state_BNHJ
+    )
     return o_BNJ[:, None], state_BNHJ
 
 
@@ -32,8 +35,9 @@ def recurrent(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNH
     new_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
 
     def body(S_BNHJ, xs):
-        *token, new_B = xs
-        o_BNJ, S_BNHJ = step(*token, jnp.where(new_B[:, None, None, None], 0, S_BNHJ))
+        q_BKH, k_BKH, v_BNJ, g_BN, beta_BN, new_B = xs
+        S_BNHJ = jnp.where(new_B[:, None, None, None], 0, S_BNHJ)
+        o_BNJ, S_BNHJ = step(q_BKH, k_BKH, v_BNJ, g_BN, beta_BN, S_BNHJ)
         return S_BNHJ, o_BNJ
 
     xs = tuple(jnp.moveaxis(x, 1, 0) for x in (q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, new_BT))
@@ -113,15 +117,22 @@ def _decays(g_BMKRC: Array, segments_BMC: Array) -> _Decays:
     causal = (same & jnp.tri(CHUNK, dtype=bool))[:, :, None, None]
     # Sums start at each document, or one document's decay would round into the next one's.
     total = _einsum("bmkrs,bmxycs->bmkrc", g_BMKRC, causal.astype(g_BMKRC.dtype))
-    # exp only sees masked differences: a difference of the wrong sign would overflow.
-    pair = jnp.exp(jnp.where(causal, total[..., :, None] - total[..., None, :], -jnp.inf))
+    # exp only sees masked sums: one of the wrong sign would overflow.
+    pair = jnp.exp(jnp.where(causal, _sums_between(g_BMKRC), -jnp.inf))
     inherits = (segments_BMC == incoming_BM[..., None])[:, :, None, None]
-    remains = (segments_BMC == last_BM[..., None])[:, :, None, None]
-    end = total[..., -1:]
     entry = jnp.where(inherits, jnp.exp(total), 0)
-    leave = jnp.exp(jnp.where(remains, end - total, -jnp.inf))
-    keep = jnp.where((incoming_BM == last_BM)[:, :, None, None], jnp.exp(end[..., 0]), 0)
-    return _Decays(pair, entry, leave, keep)
+    keep = jnp.where((incoming_BM == last_BM)[:, :, None, None], jnp.exp(total[..., -1]), 0)
+    return _Decays(pair, entry, pair[..., -1, :], keep)
+
+
+def _sums_between(g_BMKRC: Array) -> Array:
+    """[.., C, S] sum of g over S < t <= C, each summed by itself.
+
+    Differences of running sums would cost the digits that a strong decay anywhere in the chunk takes.
+    """
+    t = np.arange(CHUNK)
+    inside = (t[None, :, None] < t) & (t <= t[:, None, None])  # [C, S, t]
+    return _einsum("bmkrt,cst->bmkrcs", g_BMKRC, jnp.asarray(inside, g_BMKRC.dtype))
 
 
 def _solve(k_BMKCH, v, beta, decays: _Decays) -> tuple[Array, Array]:
@@ -132,10 +143,26 @@ def _solve(k_BMKCH, v, beta, decays: _Decays) -> tuple[Array, Array]:
     A = gram * decays.pair * beta[..., None] * strict
     k = jnp.broadcast_to(k_BMKCH[:, :, :, None], (*v.shape[:-1], k_BMKCH.shape[-1]))
     rhs = beta[..., None] * jnp.concatenate([v, k * decays.entry[..., None]], axis=-1)
-    solved = lax.linalg.triangular_solve(
-        A + jnp.eye(CHUNK, dtype=v.dtype), rhs, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = _einsum("bmkrcs,bmkrsj->bmkrcj", _inverse(A), rhs)
     return solved[..., :J], solved[..., J:]
+
+
+def _inverse(A: Array) -> Array:
+    """(I + A)^-1 for strictly lower triangular A [.., C, C], from inverses of ever larger diagonal blocks.
+
+    Merging [[X, 0], [B, Y]] -> [[X', 0], [-Y' B X', Y']] is forward substitution by blocks: unlike a
+    power series in A it stays accurate for strongly correlated keys, and unlike a library's solve it
+    is a few batched products.
+    """
+    row, col = np.arange(CHUNK)[:, None], np.arange(CHUNK)
+    inverse, size = jnp.eye(CHUNK, dtype=A.dtype), 1
+    while size < CHUNK:
+        merged = (row // (2 * size) == col // (2 * size)) & (row // size > col // size)
+        below = jnp.where(merged, A, 0)
+        if size > 1:
+            below = _einsum("...ct,...tu,...us->...cs", inverse, below, inverse)
+        inverse, size = inverse - below, 2 * size
+    return inverse
 
 
 def _scan_chunks(first: Array, chunks: tuple[Array, ...]) -> tuple[Array, Array]:

@@ -61,7 +61,8 @@ def judge(records: str, *, asked: Sequence[Question], nonce: str, ended: str) ->
         return "unresolved", "tests timed out"
     if -1 in answers:
         return "unresolved", f"the module does not import: {answers[-1][1]}"
-    for index, question in enumerate(asked):
+    # Canaries first: that the reporter lies matters more than what it says.
+    for index, question in sorted(enumerate(asked), key=lambda item: not item[1].canary):
         if (wrong := _wrong(question, answers.get(index))) is not None:
             return wrong
     return "resolved", f"{len(asked)} checks passed"

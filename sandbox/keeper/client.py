@@ -65,8 +65,13 @@ class KeeperClient:
     async def _send(self, frame: bytes, fds: Sequence[int]) -> None:
         if self._socket.fileno() < 0:
             raise SandboxError("the sandbox keeper is gone; create a new provider")
-        # Never cut a frame in the middle: a cancelled caller must not garble the next request.
-        await asyncio.shield(self._loop.create_task(self._send_whole(frame, fds)))
+        # A cancelled caller must neither garble the next request nor close descriptors in flight.
+        sending = self._loop.create_task(self._send_whole(frame, fds))
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            await asyncio.wait([sending])
+            raise
 
     async def _send_whole(self, frame: bytes, fds: Sequence[int]) -> None:
         try:

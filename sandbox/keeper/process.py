@@ -7,6 +7,7 @@ as soon as the owner's end of the socket closes, even when the owner was killed.
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -21,8 +22,7 @@ from typing import Any
 from sandbox.keeper.files import open_in, read_file, read_tree, write_file, write_link
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
 
-_PR_SET_DUMPABLE = 4
-_REPORT_TIMEOUT = 2.0  # seconds; a report takes a millisecond
+_REPORT_TIMEOUT = 10_000  # milliseconds; a report takes a few
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x00020000, 0x1000, 0x4000, 1 << 18
 
 
@@ -43,8 +43,8 @@ class Child:
 class Keeper:
     """Serves the owner's requests until its socket closes."""
 
-    def __init__(self, control: socket.socket, bwrap: int, environment: dict[str, str]) -> None:
-        self._control, self._bwrap, self._environment = control, bwrap, environment
+    def __init__(self, control: socket.socket, bwrap: str) -> None:
+        self._control, self._bwrap = control, bwrap
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, self._receive)
         self._unpacker, self._fds = Unpacker(), list[int]()
@@ -56,13 +56,14 @@ class Keeper:
         try:
             while True:
                 for key, _ in self._selector.select():
-                    key.data()
+                    if key.fd in self._selector.get_map():  # an earlier callback may have ended it
+                        key.data()
         except (EOFError, ConnectionError):
             for child in self._children.values():
                 self._kill(child)
 
     def _receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16)
+        data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise EOFError
         self._fds += fds
@@ -73,8 +74,8 @@ class Keeper:
         handler = getattr(self, "_do_" + header["op"])
         try:
             handler(header, payload)
-        except OSError as error:
-            self._reply(header, {"errno": error.errno or 0, "error": str(error)})
+        except (OSError, ValueError) as error:
+            self._reply(header, {"errno": getattr(error, "errno", None) or errno.EINVAL, "error": str(error)})
 
     def _reply(self, request: Header, answer: Header, payload: bytes = b"") -> None:
         self._control.sendall(pack({"id": request["id"], **answer}, payload))
@@ -95,14 +96,8 @@ class Keeper:
 
     def _spawn(self, argv: list[str], stdin: int, stdout: int, info: int) -> int:
         streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
-        command = ["bwrap", "--info-fd", str(info), *argv]
-        return os.posix_spawn(
-            f"/proc/self/fd/{self._bwrap}",
-            command,
-            self._environment,
-            file_actions=streams,
-            setsigdef=[signal.SIGPIPE],
-        )
+        command = [self._bwrap, "--info-fd", str(info), *argv]
+        return os.posix_spawn(self._bwrap, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
 
     def _started(self, request: Header, child: Child) -> None:
         first = self._read_report(child)
@@ -150,7 +145,7 @@ class Keeper:
 
     def _kill(self, child: Child) -> None:
         # Bubblewrap killed before its report would leave its child waiting for ever.
-        while child.info >= 0 and select.select([child.info], [], [], _REPORT_TIMEOUT)[0]:
+        while child.info >= 0 and _readable(child.info):
             self._read_report(child)
         # The first process is the pid namespace: bubblewrap's exit then means that all are gone.
         fd = child.inner if child.inner >= 0 else child.outer
@@ -202,13 +197,21 @@ class Keeper:
         return child.root
 
 
-def expose(source: str, target: str) -> None:
-    """Shows `source` at `target` in a mount namespace of this process alone."""
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(_REPORT_TIMEOUT))
+
+
+def expose(places: list[tuple[str, str]]) -> None:
+    """Shows each source at its target in a mount namespace of this process alone."""
     libc = ctypes.CDLL(None, use_errno=True)
     os.unshare(_CLONE_NEWNS)
-    private = libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    if private or libc.mount(source.encode(), target.encode(), None, _MS_BIND, None):
-        raise OSError(ctypes.get_errno(), f"cannot show {source} to the sandboxes")
+    if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "cannot make the keeper's mounts private")
+    for source, target in places:
+        if libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None):
+            raise OSError(ctypes.get_errno(), f"cannot show {source} to the sandboxes")
 
 
 def become(uid: int) -> None:
@@ -216,21 +219,12 @@ def become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # /proc/self/fd would otherwise still belong to root.
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def main(config: dict[str, Any]) -> None:
-    """Entry point: `config` has control, bwrap, libraries, uid, expose."""
-    bwrap = os.open(config["bwrap"], os.O_RDONLY | os.O_CLOEXEC)
-    environment = {}
-    if config["libraries"]:
-        # Through a descriptor, so that an unprivileged uid needs no way into the directories above.
-        libraries = os.open(config["libraries"], os.O_PATH | os.O_DIRECTORY)
-        os.set_inheritable(libraries, True)
-        environment["LD_LIBRARY_PATH"] = f"/proc/self/fd/{libraries}"
+    """Entry point: `config` has control (descriptor), bwrap, uid (or None), expose."""
     if config["expose"]:
-        expose(*config["expose"])
+        expose(config["expose"])
     if config["uid"] is not None:
         become(config["uid"])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -238,7 +232,7 @@ def main(config: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     control = socket.socket(fileno=config["control"])
     control.set_inheritable(False)
-    Keeper(control, bwrap, environment).serve()
+    Keeper(control, config["bwrap"]).serve()
 
 
 if __name__ == "__main__":

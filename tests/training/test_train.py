@@ -1,0 +1,125 @@
+"""The whole loop with a small step: trains, records, resumes, refuses what it must."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxrl import train
+from jaxrl.config import load
+from jaxrl.feed.reader import lineage, read_events, read_rollouts, read_series, read_transcript
+from tools.check_run import problems
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    "run.steps=2",
+    "tasks.train_count=40",
+    "tasks.validation_count=6",
+    "evaluation.samples=2",
+    "rl.prompts_per_step=4",
+    "rl.group_size=4",
+    "rl.rows_per_microbatch=2",
+    "engine.slots=16",
+    "engine.prefill_rows=4",
+    "sandbox.concurrency=16",
+    "checkpoint.every=1",
+)
+
+
+def settings(folder: Path, name: str, *more: str) -> list[str]:
+    return [*SMALL, f"run.output_dir={folder}", f"run.run_name={name}", *more]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run of two steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    train.main(settings(folder, "small"))
+    return folder / "small"
+
+
+def test_every_step_is_recorded_once_and_nothing_is_stale(run):
+    assert problems(run) == []
+    assert [row["step"] for row in read_events(run, "step")] == [1, 2]
+    assert [row["cursor"] for row in read_events(run, "step")] == [4, 8]
+
+
+def test_sampler_and_trainer_agree(run):
+    errors = [value for _, value in read_series(run, "train/logprob_error_max") if value is not None]
+    assert errors and max(errors) <= 1e-5
+
+
+def test_transcripts_hold_real_tool_calls_and_results(run):
+    rows = [row for step in (1, 2) for row in read_rollouts(run, step)]
+    assert len(rows) == 2 * 16
+    texts = [read_transcript(run, row) or "" for row in rows]
+    assert any("<function=view>" in text and "<tool_response>\ndef " in text for text in texts)
+    assert all(row["reward"] == float(row["outcome"] == "resolved") for row in rows)
+
+
+def test_start_and_end_are_evaluated_with_both_samplings(run):
+    rows = read_events(run, "eval")
+    seen = [(row["step"], row["sampling"]["temperature"], len(row["resolved"])) for row in rows]
+    assert seen == [(0, 1.0, 6), (0, 0.1, 6), (2, 1.0, 6), (2, 0.1, 6)]
+
+
+def test_weights_moved_and_are_saved(run):
+    before = load_file(ROOT / "configs/quickstart/start/model.safetensors")
+    after = load_file(run / "model/model.safetensors")
+    assert before.keys() == after.keys()
+    assert any(not np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_finished_run_goes_no_further(run):
+    train.main(settings(run.parent, "small"))
+    assert [row["step"] for row in read_events(run, "step")] == [1, 2]
+    assert len(read_events(run, "eval")) == 4
+    assert lineage(run).attempts[-1].resumed_from == 2
+
+
+def test_other_settings_are_refused_by_name(run):
+    with pytest.raises(SystemExit, match=r"rl.clip_high: 0.28 then, 0.3 now"):
+        train.main(settings(run.parent, "small", "rl.clip_high=0.3"))
+
+
+def test_a_truncated_training_distribution_is_refused(tmp_path):
+    config = load(None, settings(tmp_path, "truncated", "sampling.top_p=0.9"))
+    with pytest.raises(train.ConfigError, match="whole softmax"):
+        asyncio.run(train.train(config))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_run_resumes_to_the_very_weights_of_an_uninterrupted_one(tmp_path):
+    more = ("run.steps=5", "checkpoint.every=2", "evaluation.samples=1", "tasks.validation_count=2")
+    train.main(settings(tmp_path, "whole", *more))
+    for kill_after in (1, 3, 4):
+        _kill_after_step(tmp_path, "killed", kill_after, more)
+    train.main(settings(tmp_path, "killed", *more))
+    killed = tmp_path / "killed"
+    assert problems(killed) == []
+    assert len(lineage(killed).attempts) == 4
+    assert _files_equal(tmp_path / "whole" / "model", killed / "model")
+
+
+def _kill_after_step(folder: Path, name: str, step: int, more: tuple[str, ...]) -> None:
+    """Starts the run and kills it with SIGKILL as soon as it has finished `step`."""
+    command = [sys.executable, "-m", "jaxrl.train", *settings(folder, name, *more)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 280
+    while not any(row["step"] >= step for row in read_events(folder / name, "step")):
+        assert process.poll() is None and time.monotonic() < deadline, "the run ended before its kill"
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _files_equal(left: Path, right: Path) -> bool:
+    return (left / "model.safetensors").read_bytes() == (right / "model.safetensors").read_bytes()

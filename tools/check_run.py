@@ -1,0 +1,58 @@
+"""Checks from a run's feed alone that it is whole: every step there once, nothing trained twice.
+
+    python tools/check_run.py runs/quickstart
+
+Reads the surviving lineage (rows that a resumed attempt did not abandon) and fails if a step is missing
+or doubled, if a (task, epoch, sample) was trained more than once, or if a token came from weights other
+than those its step trained. Prints what it found.
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from jaxrl.feed.reader import lineage, read_events, read_rollouts, read_series
+
+
+def problems(run: Path) -> list[str]:
+    """What is wrong with the surviving steps of a run; empty if nothing is."""
+    steps = [row["step"] for row in read_events(run, "step")]
+    found = []
+    if steps != list(range(1, len(steps) + 1)):
+        found.append(f"expected steps 1 to {len(steps)} once each, got {steps}")
+    trained = Counter(
+        (row["task"], row["epoch"], row["sample"]) for step in steps for row in read_rollouts(run, step)
+    )
+    doubled = [rollout for rollout, count in trained.items() if count > 1]
+    if doubled:
+        found.append(f"{len(doubled)} rollouts were trained more than once: {doubled[:3]}")
+    published = {row["step"]: row["version"] for row in read_events(run, "step")}
+    for step in steps:
+        expected = published.get(step - 1, 0)
+        stale = [row for row in read_rollouts(run, step) if row["versions"] not in (None, [expected] * 2)]
+        if stale:
+            found.append(f"step {step}: {len(stale)} rollouts from other weights than version {expected}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("run", type=Path)
+    run = parser.parse_args().run
+    steps = [row["step"] for row in read_events(run, "step")]
+    rollouts = sum(len(read_rollouts(run, step)) for step in steps)
+    errors = [value for _, value in read_series(run, "train/logprob_error_max") if value is not None]
+    for attempt in lineage(run).attempts:
+        origin = "from the start" if attempt.resumed_from is None else f"after step {attempt.resumed_from}"
+        print(f"attempt {attempt.number}: {origin}")
+    print(f"{len(steps)} steps, {rollouts} rollouts")
+    if errors:
+        print(f"largest |sampler - trainer| log-prob of the run: {max(errors):.2e}")
+    found = problems(run)
+    for problem in found:
+        print(f"PROBLEM: {problem}")
+    raise SystemExit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
