@@ -15,7 +15,7 @@ from checkpoint_writer import state
 from jaxrl.rl.checkpoint import CheckpointStore
 
 ROOT = Path(__file__).parents[2]
-KILLS = 12
+KILLS = 8
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The learner: streamed sums equal the batch, skipped steps, masks, optimizer."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +19,17 @@ OPTIONS = OptimizerOptions(learning_rate=1e-2, b2=0.98, eps=1e-6, clip_norm=0.5)
 LOSSES = [CrossEntropy(), PolicyLoss(), PolicyLoss(normalisation="sequence")]
 
 
-def learner(loss=None, *, options=OPTIONS, **kwargs):
-    return Learner(tiny_model(), score=score, loss=loss or PolicyLoss(), options=options, **kwargs)
+@cache
+def compiled(loss, options, twin):
+    """Learners are reused, since compiling is what takes time; `twin` tells equal ones apart."""
+    made = Learner(tiny_model(), score=score, loss=loss, options=options)
+    return made, jax.tree.map(jnp.copy, made.state())
+
+
+def learner(loss=None, *, options=OPTIONS, twin=0):
+    made, start = compiled(loss or PolicyLoss(), options, twin)
+    made.load(jax.tree.map(jnp.copy, start), version=0)
+    return made
 
 
 def batches(examples, *, rows=3, row_length=16, **kwargs):
@@ -43,11 +54,11 @@ def plain_gradient(loss, examples):
         sums = loss(score(nnx.merge(graph, params), batch), batch)
         return sums.numerator / sums.denominator
 
-    return value(params), jax.grad(value)(params)
+    return jax.jit(jax.value_and_grad(value))(params)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
-@pytest.mark.parametrize(("rows", "order"), [(1, "in_order"), (3, "in_order"), (2, "first_fit_decreasing")])
+@pytest.mark.parametrize("loss", LOSSES, ids=["cross_entropy", "policy", "policy_by_sequence"])
+@pytest.mark.parametrize(("rows", "order"), [(1, "in_order"), (3, "first_fit_decreasing")])
 def test_streamed_packed_gradient_is_the_plain_batch_gradient(loss, rows, order):
     examples = random_examples(20)
     subject = learner(loss)
@@ -61,11 +72,11 @@ def test_streamed_packed_gradient_is_the_plain_batch_gradient(loss, rows, order)
     assert float(total.sums.numerator / total.sums.denominator) == pytest.approx(float(value), rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
+@pytest.mark.parametrize("loss", LOSSES, ids=["cross_entropy", "policy", "policy_by_sequence"])
 def test_any_microbatch_size_gives_the_same_update(loss):
     examples = random_examples(20)
     results = []
-    for rows in (1, 2, 7):
+    for rows in (1, 3):
         subject = learner(loss)
         report = subject.update(batches(examples, rows=rows))
         results.append((pure(subject.snapshot()), report.metrics["grad_norm"], report.metrics["tokens"]))
@@ -96,7 +107,7 @@ def test_update_is_clipped_adamw():
     assert_close(jax.tree.map(expected, before, gradient, decay), pure(subject.snapshot()), relative=1e-5)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
+@pytest.mark.parametrize("loss", LOSSES, ids=["cross_entropy", "policy", "policy_by_sequence"])
 def test_step_without_trained_tokens_changes_nothing(loss):
     subject = learner(loss)
     subject.update(batches(random_examples(6)))
@@ -117,7 +128,7 @@ def test_step_without_microbatches_is_skipped():
 
 
 def test_gradient_that_is_not_finite_is_skipped_and_the_next_step_is_clean():
-    bad, clean = learner(), learner()
+    bad, clean = learner(), learner(twin=1)
     examples = random_examples(6)
     poisoned = [b._replace(advantages_BT=np.full_like(b.advantages_BT, np.inf)) for b in batches(examples)]
     report = bad.update(poisoned)
@@ -149,7 +160,10 @@ def test_frozen_parameters_stay_and_do_not_count_in_the_norm():
     def trainable(path, value):
         return "head" not in path
 
-    subject, free = learner(CrossEntropy(), trainable=trainable), learner(CrossEntropy())
+    subject, free = (
+        Learner(tiny_model(), score=score, loss=CrossEntropy(), options=OPTIONS, trainable=trainable),
+        learner(CrossEntropy()),
+    )
     before = pure(subject.snapshot())
     parts = batches(random_examples(6))
     norm, whole = (s.update(parts).metrics["grad_norm"] for s in (subject, free))
@@ -178,7 +192,7 @@ def test_snapshot_survives_later_updates():
 
 
 def test_state_round_trip_continues_bit_equal():
-    first, second = learner(), learner()
+    first, second = learner(), learner(twin=1)
     parts = batches(random_examples(6))
     first.update(parts)
     saved = jax.tree.map(jnp.copy, first.state())
@@ -190,7 +204,7 @@ def test_state_round_trip_continues_bit_equal():
 
 
 def test_compiles_once_per_function():
-    subject = learner()
+    subject = Learner(tiny_model(), score=score, loss=CrossEntropy(), options=OPTIONS)
     for step in range(3):
         subject.update(batches(random_examples(9, seed=step)))
     for function in (subject._accumulate, subject._apply):
