@@ -55,6 +55,7 @@ def step_metrics(result: StepResult, parts: Parts, *, seconds: float, lost: int)
         **_sampled(result.groups),
         **_groups(result),
         **_updates(result.reports),
+        **_agreement(result),
         **_services(parts),
     }
 
@@ -100,11 +101,7 @@ def _updates(reports: Sequence[UpdateReport]) -> dict[str, Value]:
     if not applied:
         return values
     tokens = sum(report.metrics["tokens"] for report in applied)
-    mean = {
-        "train/entropy": "entropy",
-        "train/ratio": "ratio",
-        "train/logprob_error_mean": "logprob_error",
-    }
+    mean = {"train/entropy": "entropy", "train/ratio": "ratio"}
     last = applied[-1].metrics
     return values | {
         "tokens/trained": tokens,
@@ -113,10 +110,22 @@ def _updates(reports: Sequence[UpdateReport]) -> dict[str, Value]:
         "train/grad_norm": last["grad_norm"],
         "train/learning_rate": last["learning_rate"],
         "train/clipped": (_total(applied, "clip_low_share") + _total(applied, "clip_high_share"), tokens),
-        # Only the first update of a step sees the weights that sampled.
-        "train/logprob_error_max": applied[0].metrics["logprob_error_max"],
         **{name: (_total(applied, key), tokens) for name, key in mean.items()},
     }
+
+
+def _agreement(result: StepResult) -> dict[str, Value]:
+    """How far the trainer's log-probs are from the sampler's, under the weights that sampled."""
+    if result.logprob_errors:
+        errors_T = np.concatenate(result.logprob_errors)
+        total, tokens, largest = float(errors_T.sum()), len(errors_T), float(errors_T.max(initial=0.0))
+    else:  # a single update sees those weights itself
+        applied = [report for report in result.reports if report.applied]
+        total, tokens = _total(applied, "logprob_error"), sum(r.metrics["tokens"] for r in applied)
+        largest = max((report.metrics["logprob_error_max"] for report in applied), default=0.0)
+    if not tokens:
+        return {}
+    return {"train/logprob_error_mean": (total, tokens), "train/logprob_error_max": largest}
 
 
 def _total(reports: Sequence[UpdateReport], key: str) -> float:

@@ -6,7 +6,7 @@ update a step, microbatches go to the device while slower groups still generate.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl.contracts import OUTCOME_RULES, Trajectory, TrajectoryGroup
 from jaxrl.rl.examples import GroupExamples, GroupOptions, group_examples
 from jaxrl.rl.learner import Learner, UpdateReport
-from jaxrl.rl.packing import Example, Microbatch, Packer
+from jaxrl.rl.packing import Example, Microbatch, Packer, pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class StepResult:
     reports: list[UpdateReport] = field(default_factory=list)
     generation_seconds: float = 0.0
     training_seconds: float = 0.0  # on the device, overlapped with generation or not
+    logprob_errors: list[np.ndarray] = field(default_factory=list)  # of trained tokens, sampling weights
     packed_tokens: int = 0
     packed_positions: int = 0
 
@@ -71,18 +72,28 @@ class StepTrainer:
         if self._options.shuffle_seed is not None:
             result.groups = shuffled(result.groups, seed=self._options.shuffle_seed)
         examples = [each for group in result.groups for each in self._examples(group, result)]
-        for part in np.array_split(np.arange(len(examples)), self._options.updates):
-            packer = Packer(rows=self._options.rows, row_length=self._options.row_length)
-            await self._accumulate(_fed(packer, [examples[i] for i in part]), result)
-            await self._accumulate(packer.flush(), result)
+        parts = np.array_split(np.arange(len(examples)), self._options.updates)
+        batches = [self._packed([examples[i] for i in part]) for part in parts]
+        for batch in (each for part in batches for each in part):
+            result.logprob_errors.append(await self._timed(result, self._logprob_errors, batch))
+        for part in batches:
+            await self._accumulate(part, result)
             await self._apply(result)
+
+    def _packed(self, examples: Sequence[Example]) -> list[Microbatch]:
+        return [*pack(examples, rows=self._options.rows, row_length=self._options.row_length)]
+
+    def _logprob_errors(self, batch: Microbatch) -> np.ndarray:
+        """|trainer - sampler| of every trained token, before any update: later ones change the weights."""
+        gap_BT = np.abs(self._learner.logprobs(batch) - batch.sampler_logprobs_BT)
+        return gap_BT[batch.weights_BT > 0]
 
     def _examples(self, group: TrajectoryGroup, result: StepResult) -> list[Example]:
         made = group_examples(group, options=self._options.group)
         result.examples.append(made)
         return made.examples
 
-    async def _accumulate(self, batches: Iterator[Microbatch], result: StepResult) -> None:
+    async def _accumulate(self, batches: Iterable[Microbatch], result: StepResult) -> None:
         for batch in batches:
             result.packed_tokens += int((batch.segment_ids_BT > 0).sum())
             result.packed_positions += batch.segment_ids_BT.size

@@ -38,7 +38,7 @@ class Mix:
 
 
 STAGE_1 = Mix(documents=0.35, right=0.45, habit=0.20, uniform=0.35, retry=0.1)
-STAGE_2 = Mix(documents=0.30, right=0.10, habit=0.50, uniform=0.40, retry=0.1)
+STAGE_2 = Mix(documents=0.30, right=0.06, habit=0.54, uniform=0.40, retry=0.1)
 
 
 def conversations(

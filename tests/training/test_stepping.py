@@ -23,6 +23,9 @@ class RecordingLearner:
         self.batches: list[Microbatch] = []
         self.updates: list[int] = []
 
+    def logprobs(self, batch: Microbatch) -> np.ndarray:
+        return batch.sampler_logprobs_BT
+
     def accumulate(self, batch: Microbatch) -> None:
         self.batches.append(batch)
 
