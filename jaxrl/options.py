@@ -209,6 +209,8 @@ class SFT(Section):
     """Tokens of a packed row."""
     aux_loss_coefficient: NonNegative = 1e-3
     """Weight of the router's load-balance loss."""
+    z_loss_coefficient: NonNegative = 0.0
+    """Weight of the squared log-normaliser of the softmax."""
 
 
 class Checkpoint(Section):

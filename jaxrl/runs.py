@@ -28,6 +28,7 @@ class OpenRun:
     store: CheckpointStore
     step: int
     cursor: int
+    fresh: bool  # there was no checkpoint
 
     @property
     def greeting(self) -> str:
@@ -70,7 +71,7 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
         (path / "config.yaml").write_text(to_yaml(config))
         step, cursor = (restored.step, restored.progress["cursor"]) if restored else (0, 0)
         try:
-            yield OpenRun(path, feed, store, step, cursor)
+            yield OpenRun(path, feed, store, step, cursor, fresh=restored is None)
             store.wait()
         finally:
             feed.close()

@@ -39,7 +39,9 @@ def train(config: Config, run: Path) -> None:
     learner = Learner(
         model,
         score=TransformerScorer(),
-        loss=CrossEntropy(aux_coefficient=config.sft.aux_loss_coefficient),
+        loss=CrossEntropy(
+            aux_coefficient=config.sft.aux_loss_coefficient, z_coefficient=config.sft.z_loss_coefficient
+        ),
         options=learner_options(config, total_steps=config.sft.steps),
     )
     renderer = Renderer(build_tokenizer(config), harness(config.harness.name))

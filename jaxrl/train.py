@@ -110,6 +110,8 @@ class Trainer:
         self._listen_for_stop()
         self._publish()
         step = self._opened.step
+        if self._opened.fresh:
+            await self._save(step)  # so that a run killed early keeps its first evaluation
         await self._evaluate_due(step)
         while step < self._config.run.steps and not self._stopping:
             step += 1

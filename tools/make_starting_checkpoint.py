@@ -32,6 +32,7 @@ OPTIMIZER = (
     "optimizer.b2=0.98",
     "optimizer.eps=1e-8",
     "optimizer.weight_decay=0.01",
+    "sft.z_loss_coefficient=1e-3",
 )
 
 

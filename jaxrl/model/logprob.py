@@ -1,12 +1,21 @@
 """Log-probabilities and entropies without ever holding [tokens, vocabulary]."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl.model.params import accumulation_dtype
+
+
+class TargetScores(NamedTuple):
+    """What the softmax says about each target, in nats; all in the shape of the targets."""
+
+    logprob_B: Float[Array, "*B"]
+    entropy_B: Float[Array, "*B"]
+    norm_B: Float[Array, "*B"]  # log of the sum of exp(logits / temperature)
 
 
 def target_logprobs(
@@ -16,8 +25,8 @@ def target_logprobs(
     targets_B: Int[Array, "*B"],
     temperature: float = 1.0,
     chunk: int = 1024,
-) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
-    """log softmax(hidden head / temperature)[target] and the entropy of that softmax, in nats.
+) -> TargetScores:
+    """log softmax(hidden head / temperature)[target], and the entropy and log-normaliser of that softmax.
 
     The logits of `chunk` tokens exist at a time, in the backward pass too, where they are computed
     again. Everything is float32 (float64 for a float64 model), and differentiable.
@@ -26,9 +35,6 @@ def target_logprobs(
       hidden_BD: hidden states after the final norm, any leading axes.
       targets_B: one target id per hidden state, 0 <= id < V.
       temperature: the sampler's, > 0; ratios are 1 only if both sides use the same.
-
-    Returns:
-      Log-probabilities and entropies in the shape of `targets_B`.
     """
     dtype = accumulation_dtype(hidden_BD.dtype)
     hidden_TD, targets_T = hidden_BD.reshape(-1, hidden_BD.shape[-1]), targets_B.reshape(-1)
@@ -40,15 +46,14 @@ def target_logprobs(
     head_DV = head_DV.astype(dtype) / temperature
     body = jax.checkpoint(partial(_chunk_logprobs, head_DV))
     outputs = jax.lax.map(lambda xs: body(*xs), (hidden, targets))
-    logprob, entropy = (x.reshape(-1)[:tokens].reshape(targets_B.shape) for x in outputs)
-    return logprob, entropy
+    return TargetScores(*(x.reshape(-1)[:tokens].reshape(targets_B.shape) for x in outputs))
 
 
-def _chunk_logprobs(head_DV: Array, hidden_CD: Array, targets_C: Array) -> tuple[Array, Array]:
+def _chunk_logprobs(head_DV: Array, hidden_CD: Array, targets_C: Array) -> TargetScores:
     logits_CV = hidden_CD.astype(head_DV.dtype) @ head_DV
     norm_C = jax.nn.logsumexp(logits_CV, axis=-1)
     # A masked sum, since the gradient of a gather is a scatter, which is slow on CPU.
     is_target_CV = jnp.arange(logits_CV.shape[-1]) == targets_C[:, None]
     logprob_C = jnp.where(is_target_CV, logits_CV, 0).sum(-1) - norm_C
     entropy_C = norm_C - (jnp.exp(logits_CV - norm_C[:, None]) * logits_CV).sum(-1)
-    return logprob_C, entropy_C
+    return TargetScores(logprob_C, entropy_C, norm_C)

@@ -26,6 +26,7 @@ class Scores(NamedTuple):
 
     logprobs_BT: Float[Array, "B T"]
     entropy_BT: Float[Array, "B T"]
+    norm_BT: Float[Array, "B T"]  # log-normaliser of the softmax
     aux: Float[Array, ""]
 
 
@@ -49,15 +50,22 @@ type Loss = Callable[[Scores, Microbatch], LossSums]
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """Weighted next-token cross-entropy, normalised by the sum of weights."""
+    """Weighted next-token cross-entropy, normalised by the sum of weights.
+
+    z_coefficient: weight of the squared log-normaliser (the z-loss of PaLM, arXiv:2204.02311, section 5).
+        It leaves probabilities free and keeps logits small, hence exact: a logit of 20 holds a
+        log-probability only to 2e-6 in float32.
+    """
 
     aux_coefficient: float = 0.0
+    z_coefficient: float = 0.0
 
     def __call__(self, scores: Scores, batch: Microbatch) -> LossSums:
         """Numerator: -sum of weight * log-prob. `batch` supplies the weights."""
         weights_BT = jnp.asarray(batch.weights_BT)
         denominator = weights_BT.sum()
         numerator = -_masked_sum(weights_BT, scores.logprobs_BT)
+        numerator += self.z_coefficient * _masked_sum(weights_BT, scores.norm_BT**2)
         numerator += self.aux_coefficient * scores.aux * denominator
         trained_BT = weights_BT > 0
         tokens = _count(trained_BT)

@@ -32,12 +32,12 @@ class TransformerScorer:
             positions_BT=jnp.asarray(batch.positions_BT),
             remat=self.remat,
         )
-        logprobs_BT, entropy_BT = target_logprobs(
+        scores = target_logprobs(
             hidden_BTD,
             model.head_weight(),
             targets_B=jnp.asarray(batch.targets_BT),
             temperature=self.temperature,
             chunk=self.chunk,
         )
-        aux = jnp.zeros((), logprobs_BT.dtype) if router is None else balancing_loss(router)
-        return Scores(logprobs_BT, entropy_BT, aux)
+        aux = jnp.zeros((), scores.logprob_B.dtype) if router is None else balancing_loss(router)
+        return Scores(scores.logprob_B, scores.entropy_B, scores.norm_B, aux)

@@ -69,7 +69,7 @@ def test_every_layer(kind):
 
 def losses(model: Transformer, ids, segments, positions):
     hidden, router = model.with_router(ids, segment_ids_BT=segments, positions_BT=positions)
-    logprob, _ = target_logprobs(hidden[:, :-1], model.head_weight(), targets_B=ids[:, 1:], chunk=32)
+    logprob, *_ = target_logprobs(hidden[:, :-1], model.head_weight(), targets_B=ids[:, 1:], chunk=32)
     real = segments[:, 1:] != 0
     ce = -jnp.where(real, logprob, 0).sum() / real.sum()
     aux = jnp.zeros(()) if router is None else balancing_loss(router)

@@ -27,7 +27,7 @@ def test_logprobs_and_entropy(chunk, temperature):
     hidden, head, targets = inputs()
     logits = hidden @ head / temperature
     table = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    logprob, entropy = target_logprobs(
+    logprob, entropy, _ = target_logprobs(
         jnp.asarray(hidden),
         jnp.asarray(head),
         targets_B=jnp.asarray(targets),
@@ -84,7 +84,7 @@ def test_the_backward_pass_never_holds_tokens_by_vocabulary():
 
 def test_float32_is_used_for_bfloat16_hidden_states():
     hidden, head, targets = inputs()
-    logprob, entropy = target_logprobs(
+    logprob, entropy, _ = target_logprobs(
         jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16), targets_B=jnp.asarray(targets)
     )
     assert logprob.dtype == entropy.dtype == np.float32

@@ -29,7 +29,7 @@ def test_expected_to_fail():
 
 
 def outcomes(folder: Path, ci: str) -> str:
-    environment = os.environ | {"CI": ci}
+    environment = os.environ | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(folder)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder).stdout
 

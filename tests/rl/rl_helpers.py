@@ -36,7 +36,7 @@ def score(model: TinyModel, batch: Microbatch) -> Scores:
     targets_BT1 = jnp.asarray(batch.targets_BT)[..., None]
     logprobs_BT = jnp.take_along_axis(logprobs_BTV, targets_BT1, axis=-1)[..., 0]
     entropy_BT = -(jnp.exp(logprobs_BTV) * logprobs_BTV).sum(-1)
-    return Scores(logprobs_BT, entropy_BT, jnp.zeros((), logprobs_BT.dtype))
+    return Scores(logprobs_BT, entropy_BT, jnp.zeros_like(logprobs_BT), jnp.zeros((), logprobs_BT.dtype))
 
 
 def tiny_model(seed: int = 0) -> TinyModel:
