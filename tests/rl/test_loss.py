@@ -21,7 +21,9 @@ def numbers(batch, *, seed=1):
     near = batch.sampler_logprobs_BT + rng.normal(0, 0.25, shape).astype(np.float32)
     old = batch.sampler_logprobs_BT + rng.normal(0, 0.1, shape).astype(np.float32)
     entropy = rng.random(shape).astype(np.float32)
-    scores = Scores(jnp.asarray(near), jnp.asarray(entropy), jnp.zeros_like(near), jnp.asarray(0.37, jnp.float32))
+    scores = Scores(
+        jnp.asarray(near), jnp.asarray(entropy), jnp.zeros_like(near), jnp.asarray(0.37, jnp.float32)
+    )
     return scores, batch._replace(old_logprobs_BT=old)
 
 
@@ -214,7 +216,12 @@ def test_masked_rows_leave_the_loss_of_the_kept_rows_alone():
     for row, place in zip(*np.nonzero(kept.weights_BT), strict=True):
         table[float(kept.sampler_logprobs_BT[row, place])] = float(kept_scores.logprobs_BT[row, place])
     lookup = np.vectorize(lambda lp: table.get(float(lp), 0.0), otypes=[np.float32])
-    scores = Scores(jnp.asarray(lookup(batch.sampler_logprobs_BT)), jnp.zeros((20, 16)), jnp.zeros((20, 16)), jnp.zeros(()))
+    scores = Scores(
+        jnp.asarray(lookup(batch.sampler_logprobs_BT)),
+        jnp.zeros((20, 16)),
+        jnp.zeros((20, 16)),
+        jnp.zeros(()),
+    )
     for loss in (PolicyLoss(), PolicyLoss(normalisation="sequence"), CrossEntropy()):
         alone, together = loss(kept_scores._replace(aux=jnp.zeros(())), kept), loss(scores, batch)
         assert float(together.numerator) == pytest.approx(float(alone.numerator), rel=1e-5)
