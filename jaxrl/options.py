@@ -147,6 +147,8 @@ class RL(Section):
     """Leave out groups whose rewards are all equal: they carry no gradient."""
     aux_loss_coefficient: NonNegative = 0.0
     """Weight of the router's load-balance loss."""
+    z_loss_coefficient: NonNegative = 0.0
+    """Weight of the squared log-normaliser of the softmax: keeps logits small, hence exact."""
     shuffle_rewards: bool = False
     """Control experiment: rewards permuted over the whole step, so nothing can be learnt."""
     row_length: Count = 384

@@ -79,6 +79,7 @@ def build_learner(config: Config, model: nnx.Module) -> Learner:
             clip_low=config.rl.clip_low,
             clip_high=config.rl.clip_high,
             aux_coefficient=config.rl.aux_loss_coefficient,
+            z_coefficient=config.rl.z_loss_coefficient,
         ),
         options=learner_options(config, total_steps=config.run.steps * config.rl.updates_per_step),
     )

@@ -86,6 +86,7 @@ class PolicyLoss:
         in the denominator.
     normalisation: `token` divides by the number of trained tokens, `sequence` averages over each
         sequence first, `constant` divides the sum by `constant_length` per sequence (Dr.GRPO).
+    z_coefficient: weight of the squared log-normaliser, as in `CrossEntropy`.
     sequence_error_limit: sequences whose mean exp|sampler - trainer| exceeds it are dropped from
         numerator and denominator. None: no limit.
     """
@@ -100,6 +101,7 @@ class PolicyLoss:
     constant_length: int | None = None
     sequence_error_limit: float | None = None
     aux_coefficient: float = 0.0
+    z_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ratio == "sampler" and self.importance != "none":
@@ -123,6 +125,7 @@ class PolicyLoss:
         importance_BT = self._importance(trainer_BT, kept_BT, batch)
         scaled_BT, denominator = self._normalised(kept_BT, batch)
         numerator = -_masked_sum(scaled_BT * importance_BT, surrogate_BT)
+        numerator += self.z_coefficient * _masked_sum(scaled_BT, scores.norm_BT**2)
         numerator += self.aux_coefficient * scores.aux * denominator
         trained_BT = kept_BT > 0
         error_BT = jnp.where(trained_BT, jnp.abs(stop_gradient(logprobs_BT) - batch.sampler_logprobs_BT), 0.0)

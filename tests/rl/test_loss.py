@@ -21,8 +21,9 @@ def numbers(batch, *, seed=1):
     near = batch.sampler_logprobs_BT + rng.normal(0, 0.25, shape).astype(np.float32)
     old = batch.sampler_logprobs_BT + rng.normal(0, 0.1, shape).astype(np.float32)
     entropy = rng.random(shape).astype(np.float32)
+    norm = rng.normal(0, 2, shape).astype(np.float32)
     scores = Scores(
-        jnp.asarray(near), jnp.asarray(entropy), jnp.zeros_like(near), jnp.asarray(0.37, jnp.float32)
+        jnp.asarray(near), jnp.asarray(entropy), jnp.asarray(norm), jnp.asarray(0.37, jnp.float32)
     )
     return scores, batch._replace(old_logprobs_BT=old)
 
@@ -33,11 +34,10 @@ def packed(examples):
 
 
 def sequences(scores, batch):
-    """Per document: lists of (weight, advantage, log-prob, sampler's, old) of its trained tokens."""
+    """Per document: (weight, advantage, log-prob, sampler's, old, log-normaliser) of its trained tokens."""
     columns = [batch.weights_BT, batch.advantages_BT, scores.logprobs_BT]
-    columns = [
-        np.asarray(c, np.float64) for c in (*columns, batch.sampler_logprobs_BT, batch.old_logprobs_BT)
-    ]
+    columns += [batch.sampler_logprobs_BT, batch.old_logprobs_BT, scores.norm_BT]
+    columns = [np.asarray(column, np.float64) for column in columns]
     for row, segments in enumerate(batch.segment_ids_BT):
         for segment in range(1, segments.max(initial=0) + 1):
             places = [t for t in np.flatnonzero(segments == segment) if columns[0][row, t] > 0]
@@ -49,8 +49,8 @@ def reference(loss, scores, batch):
     numerator = denominator = 0.0
     low = high = tokens = 0
     for sequence in sequences(scores, batch):
-        trainer = [old if loss.ratio == "recomputed" else lp for _, _, lp, _, old in sequence]
-        gaps = [t - s for t, (_, _, _, s, _) in zip(trainer, sequence, strict=True)]
+        trainer = [old if loss.ratio == "recomputed" else lp for _, _, lp, _, old, _ in sequence]
+        gaps = [t - s for t, (_, _, _, s, _, _) in zip(trainer, sequence, strict=True)]
         if not sequence:
             continue
         if loss.sequence_error_limit is not None:
@@ -59,7 +59,7 @@ def reference(loss, scores, batch):
                 continue
         geometric = math.exp(sum(gaps) / len(gaps))
         total = 0.0
-        for (weight, advantage, lp, sampler, old), gap in zip(sequence, gaps, strict=True):
+        for (weight, advantage, lp, sampler, old, norm), gap in zip(sequence, gaps, strict=True):
             base = {"on_policy": lp, "sampler": sampler, "recomputed": old}[loss.ratio]
             ratio = math.exp(lp - base)
             bounded = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
@@ -71,6 +71,7 @@ def reference(loss, scores, batch):
                 else 0.0,
             }[loss.importance]
             total += weight * importance * min(ratio * advantage, bounded * advantage)
+            total -= loss.z_coefficient * weight * norm**2
             low += advantage < 0 and ratio < 1 - loss.clip_low
             high += advantage > 0 and ratio > 1 + loss.clip_high
             tokens += 1
@@ -162,6 +163,7 @@ SETTINGS: list[dict[str, Any]] = [
         "clip_high": 0.15,
         "sequence_error_limit": limit,
         "aux_coefficient": 0.5,
+        "z_coefficient": 0.01,
     }
     | importance
     | normalisation
@@ -232,13 +234,13 @@ def test_cross_entropy_weighs_tokens():
     examples = random_examples(8, seed=2)
     scaled = [type(e)(tokens_T=e.tokens_T, weights_T=e.weights_T * np.float32(0.3)) for e in examples[:4]]
     scores, batch = packed(scaled + examples[4:])
-    sums = CrossEntropy(aux_coefficient=0.1)(scores, batch)
-    pairs = [(w, lp) for sequence in sequences(scores, batch) for w, _, lp, _, _ in sequence]
-    denominator = sum(w for w, _ in pairs)
-    numerator = -sum(w * lp for w, lp in pairs) + 0.1 * 0.37 * denominator
+    sums = CrossEntropy(aux_coefficient=0.1, z_coefficient=0.01)(scores, batch)
+    tokens = [token for sequence in sequences(scores, batch) for token in sequence]
+    denominator = sum(w for w, *_ in tokens)
+    numerator = sum(w * (0.01 * norm**2 - lp) for w, _, lp, _, _, norm in tokens) + 0.1 * 0.37 * denominator
     assert float(sums.numerator) == pytest.approx(numerator, rel=1e-5)
     assert float(sums.denominator) == pytest.approx(denominator, rel=1e-5)
-    assert float(sums.tokens) == len(pairs)
+    assert float(sums.tokens) == len(tokens)
 
 
 @pytest.mark.parametrize(
