@@ -23,7 +23,7 @@ def inputs(T, *, decay=1.0, correlated=False, seed=0, segments=False, state=True
     if correlated:
         k = k[:, :1] + 0.3 * k
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-    made = {
+    made: dict[str, np.ndarray] = {
         "q_BTKH": q * H**-0.5,
         "k_BTKH": k,
         "v_BTNJ": rng.standard_normal((B, T, N, J)),
@@ -135,6 +135,10 @@ def test_refuses_what_it_cannot_do():
     made = inputs(3)
     with pytest.raises(ValueError, match="implementation to be one of 'xla'"):
         run(made, implementation="triton")
-    made["v_BTNJ"] = made["v_BTNJ"][:, :, :3]
+    # Three heads in every array: their shapes agree, so the check of shapes lets them through.
+    heads_axis = {"v_BTNJ": 2, "g_BTN": 2, "beta_BTN": 2, "initial_state_BNHJ": 1}
+    odd = made | {name: made[name].take(range(3), axis) for name, axis in heads_axis.items()}
     with pytest.raises(ValueError, match="multiple of the 2 key heads; got 3"):
-        run(made)
+        run(odd)
+    with pytest.raises(ValueError, match="at least one token; got T = 0"):
+        run({name: x if name == "initial_state_BNHJ" else x[:, :0] for name, x in made.items()})
