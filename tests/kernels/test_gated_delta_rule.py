@@ -1,5 +1,7 @@
 """The chunked rule and the decode step against the float64 recurrence."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,10 +39,15 @@ def inputs(T, *, decay=1.0, correlated=False, seed=0, segments=False, state=True
     return made
 
 
-def run(made, **options):
-    arrays = {name: jnp.asarray(x) for name, x in made.items()}
-    q, k = arrays.pop("q_BTKH"), arrays.pop("k_BTKH")
-    return jax.jit(lambda q, k, rest: gated_delta_rule(q, k, **rest, **options))(q, k, arrays)
+# Compiled once per shape for the whole file: compiling is what takes time here.
+@partial(jax.jit, static_argnames="implementation")
+def compiled(arrays, implementation):
+    rest = {name: x for name, x in arrays.items() if name not in ("q_BTKH", "k_BTKH")}
+    return gated_delta_rule(arrays["q_BTKH"], arrays["k_BTKH"], **rest, implementation=implementation)
+
+
+def run(made, implementation="xla"):
+    return compiled({name: jnp.asarray(x) for name, x in made.items()}, implementation)
 
 
 @pytest.mark.parametrize("T", LENGTHS)
@@ -66,17 +73,19 @@ def test_starts_from_zero_without_a_state():
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-10)
 
 
+@partial(jax.jit, static_argnames="implementation")
+def compiled_gradients(floats, ints, implementation):
+    def loss(floats):
+        o, S = compiled(floats | ints, implementation)
+        return (o * jnp.cos(jnp.arange(o.size)).reshape(o.shape)).sum() + (S * S).sum()
+
+    return jax.grad(loss)(floats)
+
+
 def gradients(made, implementation):
     ints = {name: jnp.asarray(x) for name, x in made.items() if name == "segment_ids_BT"}
     floats = {name: jnp.asarray(x) for name, x in made.items() if name not in ints}
-
-    def loss(floats):
-        q, k = floats["q_BTKH"], floats["k_BTKH"]
-        rest = {name: x for name, x in floats.items() if name not in ("q_BTKH", "k_BTKH")}
-        o, S = gated_delta_rule(q, k, **rest, **ints, implementation=implementation)
-        return (o * jnp.cos(jnp.arange(o.size)).reshape(o.shape)).sum() + (S * S).sum()
-
-    return jax.jit(jax.grad(loss))(floats)
+    return compiled_gradients(floats, ints, implementation)
 
 
 @pytest.mark.parametrize("T", [2, 33, 70])
