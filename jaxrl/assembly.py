@@ -1,7 +1,7 @@
 """Builds the parts of a run from its settings. Only entry points import this module."""
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flax import nnx
 
-from jaxrl import config as settings
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Sampling
 from jaxrl.engine.scheduler import Engine, EngineOptions
@@ -34,24 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 
 
-def command_config(command: str, argv: Sequence[str] | None) -> Config:
-    """Settings from a command line: at most one YAML file, then `section.key=value`.
-
-    Prints help or the error and exits where there is nothing to run.
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(arguments):
-        print(settings.render_help(command))
-        raise SystemExit(0)
-    files = [each for each in arguments if "=" not in each]
-    try:
-        if len(files) > 1:
-            raise ConfigError(f"expected at most one YAML file, got {files}")
-        return settings.load(files[0] if files else None, [each for each in arguments if "=" in each])
-    except ConfigError as error:
-        raise SystemExit(f"{command}: {error}") from None
-
-
 def resource(path: str) -> Path:
     """A path of the settings: as it stands, else relative to the repository."""
     return Path(path) if Path(path).exists() else ROOT / path
@@ -61,7 +42,9 @@ def build_tokenizer(config: Config) -> Tokenizer:
     """Raises `ConfigError` if there is no such file."""
     path = resource(config.model.tokenizer)
     if not path.is_file():
-        raise ConfigError(f"model.tokenizer = {config.model.tokenizer}: expected a tokenizer.json, found none")
+        raise ConfigError(
+            f"model.tokenizer = {config.model.tokenizer}: expected a tokenizer.json, found none"
+        )
     return Tokenizer.load(path)
 
 

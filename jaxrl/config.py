@@ -9,6 +9,7 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "QUICKSTART",
     "Config",
     "ConfigError",
+    "explained",
     "from_command_line",
     "load",
     "render_help",
@@ -64,12 +66,19 @@ def from_command_line(arguments: Sequence[str], *, command: str) -> Config:
         print(render_help(command))
         sys.exit(0)
     files = [argument for argument in arguments if "=" not in argument]
-    try:
+    with explained(command):
         if len(files) > 1 or any(file.startswith("-") for file in files):
             raise ConfigError(
                 f"expected at most one file.yaml, got {' '.join(files)}; settings are section.key=value"
             )
         return load(*files, overrides=[argument for argument in arguments if "=" in argument])
+
+
+@contextmanager
+def explained(command: str) -> Iterator[None]:
+    """Ends the program of `command` with status 2 and an explanation where settings turn out wrong."""
+    try:
+        yield
     except ConfigError as error:
         print(f"{error}\n({command} --help lists every setting)", file=sys.stderr)
         sys.exit(2)

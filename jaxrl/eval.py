@@ -14,20 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxrl.assembly import build_model, build_tasks, command_config, open_parts, package_versions
-from jaxrl.config import Config, ConfigError
+from jaxrl.assembly import build_model, build_tasks, open_parts, package_versions
+from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.feed.jsonl import JsonlWriter
 
+COMMAND = "python -m jaxrl.eval"
 
-def main(argv: Sequence[str] | None = None) -> None:
+
+def main(argv: Sequence[str]) -> None:
     """Entry point of `python -m jaxrl.eval`."""
-    config = command_config("python -m jaxrl.eval", argv)
-    try:
+    config = from_command_line(argv, command=COMMAND)
+    with explained(COMMAND):
         asyncio.run(run(config))
-    except ConfigError as error:
-        raise SystemExit(f"python -m jaxrl.eval: {error}") from None
 
 
 async def run(config: Config) -> list[Evaluation]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert", "context")
 
@@ -47,7 +47,7 @@ def make_mesh(
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds, devices=devices)
 
 
-def shardings(state: nnx.State, mesh: Mesh) -> Any:
+def shardings(state: nnx.State, mesh: Mesh | AbstractMesh) -> Any:
     """A tree like `state` with a NamedSharding in place of each variable's value.
 
     A variable's logical axes are its metadata `axes`; one without (a step counter) is replicated.
@@ -72,7 +72,7 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, nnx.Variable)
 
 
-def _sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
+def _sharding(variable: nnx.Variable, mesh: Mesh | AbstractMesh) -> NamedSharding:
     axes = variable.get_metadata().get("axes", ())
     parts = [None if axis is None else RULES.get(axis) for axis in axes]
     for axis, part, size in zip(axes, parts, variable.shape, strict=False):

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxrl.assembly import build_model, build_tokenizer, command_config, learner_options, package_versions
-from jaxrl.config import Config, ConfigError, to_json
+from jaxrl.assembly import build_model, build_tokenizer, learner_options, package_versions
+from jaxrl.config import Config, ConfigError, explained, from_command_line, to_json
 from jaxrl.feed.writer import RunWriter
 from jaxrl.model.hub import save_hub
 from jaxrl.rl.learner import Learner
@@ -23,13 +23,15 @@ from jaxrl.rollout.conversation import from_json
 from jaxrl.rollout.harness import harness
 from jaxrl.rollout.renderer import Renderer
 
+COMMAND = "python -m jaxrl.sft"
 REPORT_EVERY = 20
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     """Entry point of `python -m jaxrl.sft`."""
-    config = command_config("python -m jaxrl.sft", argv)
-    train(config, Path(config.run.output_dir) / config.run.run_name)
+    config = from_command_line(argv, command=COMMAND)
+    with explained(COMMAND):
+        train(config, Path(config.run.output_dir) / config.run.run_name)
 
 
 def train(config: Config, run: Path) -> None:
@@ -47,11 +49,15 @@ def train(config: Config, run: Path) -> None:
     renderer = Renderer(build_tokenizer(config), harness(config.harness.name))
     feed = RunWriter(run, config=config.model_dump(mode="json"), versions=package_versions())
     batches = pack(
-        examples(lines, renderer, seed=config.run.seed), rows=config.sft.rows, row_length=config.sft.row_length
+        examples(lines, renderer, seed=config.run.seed),
+        rows=config.sft.rows,
+        row_length=config.sft.row_length,
     )
     for step, batch in zip(range(1, config.sft.steps + 1), batches, strict=False):
         report = learner.update([batch])
-        feed.metrics(step, {"sft/loss": report.metrics["loss"], "train/grad_norm": report.metrics["grad_norm"]})
+        feed.metrics(
+            step, {"sft/loss": report.metrics["loss"], "train/grad_norm": report.metrics["grad_norm"]}
+        )
         if step % REPORT_EVERY == 0 or step == config.sft.steps:
             print(f"step {step}/{config.sft.steps}  loss {report.metrics['loss']:.4f}", flush=True)
     save_hub(learner.model(), run / "model")

@@ -22,14 +22,14 @@ from jaxrl.assembly import (
     build_model,
     build_sampling,
     build_tasks,
-    command_config,
     learner_options,
     open_parts,
 )
-from jaxrl.config import Config, ConfigError
+from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, evaluate, record
 from jaxrl.model.hub import save_hub
+from jaxrl.model.transformer import Transformer
 from jaxrl.progress import Progress
 from jaxrl.reporting import step_line, step_metrics, write_rollouts
 from jaxrl.rl.advantage import AdvantageOptions
@@ -43,14 +43,14 @@ from jaxrl.runs import OpenRun, evaluations, open_run
 from jaxrl.stepping import StepOptions, StepResult, StepTrainer
 from jaxrl.summary import gains
 
+COMMAND = "python -m jaxrl.train"
 
-def main(argv: Sequence[str] | None = None) -> None:
+
+def main(argv: Sequence[str]) -> None:
     """Entry point of `python -m jaxrl.train`."""
-    config = command_config("python -m jaxrl.train", argv)
-    try:
+    config = from_command_line(argv, command=COMMAND)
+    with explained(COMMAND):
         asyncio.run(train(config))
-    except ConfigError as error:
-        raise SystemExit(f"python -m jaxrl.train: {error}") from None
 
 
 async def train(config: Config) -> None:
@@ -69,7 +69,7 @@ async def train(config: Config) -> None:
             progress.note(line)
 
 
-def build_learner(config: Config, model: nnx.Module) -> Learner:
+def build_learner(config: Config, model: Transformer) -> Learner[Transformer]:
     """The learner with the settings' loss and optimizer."""
     return Learner(
         model,
@@ -92,7 +92,7 @@ class Trainer:
         self,
         config: Config,
         opened: OpenRun,
-        learner: Learner,
+        learner: Learner[Transformer],
         parts: Parts,
         progress: Progress,
         device: Executor,
@@ -186,7 +186,9 @@ class Trainer:
 
     async def _save(self, step: int) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._device, self._opened.save, step, self._cursor.position, self._learner)
+        await loop.run_in_executor(
+            self._device, self._opened.save, step, self._cursor.position, self._learner
+        )
 
     def _collecting(self) -> CollectorOptions:
         return CollectorOptions(

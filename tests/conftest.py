@@ -3,12 +3,17 @@
 import os
 
 import pytest
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 CHECKED = ["kernels", "jaxrl.contracts", "jaxrl.rl", "jaxrl.statistics"]
 # Ints pass for floats, as in every static checker.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 install_import_hook(CHECKED, CHECKER)
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 IN_CI = os.environ.get("CI") == "true"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from jaxrl.feed.reader import read_events, read_series
 from jaxrl.evaluation import from_event
+from jaxrl.feed.reader import read_events, read_series
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 880, 330, 46, 40, 40
 PANEL = 380
@@ -74,12 +74,13 @@ def held_out(runs: Sequence[Path], steps: int) -> Iterator[str]:
             series = [(each.step, each.pass_at(each.samples)) for each in made if each.label == label]
             yield line([place(step, rate.mean) for step, rate in series], colour, dashed=number > 0)
             for step, rate in series:
-                x, low = place(step, rate.low)
-                yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{place(0, rate.high)[1]:.1f}" stroke="{colour}"/>'
-                yield f'<circle cx="{x:.1f}" cy="{place(0, rate.mean)[1]:.1f}" r="3.5" fill="{colour}"/>'
+                (x, low), (_, mean), (_, high) = (place(step, y) for y in (rate.low, rate.mean, rate.high))
+                yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}"/>'
+                yield f'<circle cx="{x:.1f}" cy="{mean:.1f}" r="3.5" fill="{colour}"/>'
     for row, (label, colour) in enumerate(COLOURS.items()):
         x, y = LEFT + 2 * PANEL - 60, HEIGHT - BOTTOM - 30 + 16 * row
-        yield f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/><text x="{x + 10}" y="{y}">{label}</text>'
+        yield f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>'
+        yield f'<text x="{x + 10}" y="{y}">{label}</text>'
 
 
 def draw(runs: Sequence[Path]) -> str:

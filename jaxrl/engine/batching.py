@@ -24,9 +24,7 @@ class Batcher:
             raise ValueError(f"prefill buckets must be ascending and distinct, got {tuple(buckets)}")
         self.rows, self.buckets = rows, tuple(buckets)
 
-    def next_prefill(
-        self, turns: Sequence[TurnInFlight]
-    ) -> tuple[list[TurnInFlight], int, list[int]] | None:
+    def next_prefill(self, turns: Sequence[TurnInFlight]) -> tuple[list[TurnInFlight], int, list[int]] | None:
         """The next prefill as (turns, bucket, piece sizes); None when decoding comes first.
 
         Decoding goes on while few prompts wait for many decoding slots, since a prefill costs the

@@ -18,13 +18,13 @@ _MASKED = -jnp.inf
 
 
 class SamplingParams(NamedTuple):
-    """Per-row sampling settings (see `contracts.Sampling`) and key words."""
+    """Per-row sampling settings (see `contracts.Sampling`) and key words; NumPy arrays on the host."""
 
-    temperature_B: Float[Array, " B"]
-    top_p_B: Float[Array, " B"]
-    top_k_B: Int[Array, " B"]
-    min_p_B: Float[Array, " B"]
-    key_B2: UInt32[Array, "B 2"]
+    temperature_B: Float[Array | np.ndarray, " B"]
+    top_p_B: Float[Array | np.ndarray, " B"]
+    top_k_B: Int[Array | np.ndarray, " B"]
+    min_p_B: Float[Array | np.ndarray, " B"]
+    key_B2: UInt32[Array | np.ndarray, "B 2"]
 
 
 class Sampled(NamedTuple):
@@ -54,7 +54,7 @@ def sample(
     return Sampled(token_B, logprob_B, _gather_log_softmax(logits_BV, token_B))
 
 
-def _gumbel(key_B2: Array, positions_B: Array, like_BV: Array) -> Array:
+def _gumbel(key_B2: Array | np.ndarray, positions_B: Array, like_BV: Array) -> Array:
     def row(words, position):
         key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), position)
         return jax.random.gumbel(key, like_BV.shape[1:], like_BV.dtype)

@@ -25,7 +25,6 @@ from jaxrl.engine.session import EngineError, EngineSession, TurnInFlight
 from jaxrl.engine.step import Emitted, Params, Piece, Steps
 from jaxrl.model.transformer import Transformer
 
-
 DeviceJob = Callable[[], Callable[[], None]]
 
 
@@ -159,7 +158,7 @@ class Engine:
             try:
                 done = await loop.run_in_executor(self._device, job)
                 done()
-            except Exception as fault:
+            except Exception as fault:  # noqa: BLE001 (whatever it is, every waiting turn must hear of it)
                 self._reset_after(fault)
 
     def _next_job(self) -> DeviceJob | None:

@@ -24,12 +24,12 @@ Params = Any  # nnx.State of the model
 
 
 class SlotState(NamedTuple):
-    """What `generate` carries for every slot B, beside the cache."""
+    """What `generate` carries for every slot B, beside the cache; NumPy arrays on the host."""
 
-    lengths_B: Int[Array, " B"]  # tokens in the cache
-    last_B: Int[Array, " B"]  # the next token to feed
-    remaining_B: Int[Array, " B"]  # tokens the turn may still sample; 0 when idle
-    stop_BI: Int[Array, "B I"]  # stop ids, padded with -1
+    lengths_B: Int[Array | np.ndarray, " B"]  # tokens in the cache
+    last_B: Int[Array | np.ndarray, " B"]  # the next token to feed
+    remaining_B: Int[Array | np.ndarray, " B"]  # tokens the turn may still sample; 0 when idle
+    stop_BI: Int[Array | np.ndarray, "B I"]  # stop ids, padded with -1
     sampling: SamplingParams
 
 
@@ -126,7 +126,9 @@ def _decode_step(model: Transformer, carry):
     )
     drawn = sample(model.logits(hidden_BTD[:, 0]), state.sampling, positions_B=state.lengths_B + 1)
     stopped_B = jnp.any(drawn.token_B[:, None] == state.stop_BI, axis=-1)
-    emitted = jax.tree.map(lambda all_NB, one_B: all_NB.at[step].set(one_B), emitted, Emitted(*drawn, active_B))
+    emitted = jax.tree.map(
+        lambda all_NB, one_B: all_NB.at[step].set(one_B), emitted, Emitted(*drawn, active_B)
+    )
     state = state._replace(
         lengths_B=state.lengths_B + active_B,
         last_B=jnp.where(active_B, drawn.token_B, state.last_B),

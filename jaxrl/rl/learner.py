@@ -49,7 +49,7 @@ class UpdateReport:
     metrics: Mapping[str, float]
 
 
-class Learner:
+class Learner[M: nnx.Module]:
     """Trains a Flax NNX module.
 
     Args:
@@ -63,7 +63,7 @@ class Learner:
 
     def __init__(
         self,
-        model: nnx.Module,
+        model: M,
         *,
         score: Scorer,
         loss: Loss,
@@ -132,7 +132,7 @@ class Learner:
         """A copy of the model's whole `nnx.State`, which later updates leave alone."""
         return jax.tree.map(jnp.copy, nnx.merge_state(self._params, self._rest))
 
-    def model(self) -> nnx.Module:
+    def model(self) -> M:
         """The module with the current weights, which the next `apply` consumes."""
         return nnx.merge(self._graph, self._params, self._rest)
 

@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float
 
 from kernels.dispatch import choose
-from kernels.grouped_matmul import xla
+from kernels.grouped_matmul import tiled, xla
 
 
 def expert_mlp(
@@ -20,9 +20,10 @@ def expert_mlp(
     Args:
       combine_TE: routing weights, 0 for experts that a token did not choose.
       experts_per_token: how many entries of a row of `combine_TE` may differ from 0.
-      implementation: "dense_masked" (every expert on every token in two plain matmuls; the fastest
-        for a handful of small experts) or "ragged" (tokens sorted by expert, `lax.ragged_dot`).
+      implementation: "dense_masked" (every expert on every token in two plain matmuls), "ragged"
+        (tokens sorted by expert, `lax.ragged_dot`) or "tiled" (sorted tokens in a loop over tiles of
+        one expert each; for CPUs, where it does least work). "tiled" has no forward-mode derivative.
     """
-    table = {"dense_masked": xla.dense_masked, "ragged": xla.ragged}
+    table = {"dense_masked": xla.dense_masked, "ragged": xla.ragged, "tiled": tiled.tiled}
     run = choose("expert_mlp", implementation, table)
     return run(x_TD, combine_TE, gate_up_EDF, down_EFD, experts_per_token)

@@ -14,7 +14,10 @@ from typing import Any
 from sandbox.base import SandboxError
 from sandbox.keeper.wire import Header, Unpacker, pack
 
-_BOOT = "import sys, json; sys.path.insert(0, sys.argv[1]); from sandbox.keeper.process import main; main(json.loads(sys.argv[2]))"
+_BOOT = (
+    "import sys, json; sys.path.insert(0, sys.argv[1]); "
+    "from sandbox.keeper.process import main; main(json.loads(sys.argv[2]))"
+)
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl.contracts import SampleKey, Sampling
+from jaxrl.contracts import Generation, SampleKey, Sampling
 from jaxrl.engine.scheduler import Engine, EngineOptions
-from jaxrl.engine.session import EngineError
+from jaxrl.engine.session import EngineError, EngineSession
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 
@@ -70,6 +71,16 @@ def prompts_of(seed: int, turns: int) -> list[list[int]]:
     return [rng.integers(6, 64, rng.integers(1, 21)).tolist() for _ in range(turns)]
 
 
+async def ask(
+    session: EngineSession, tokens: list[int], *, sample: int = 0, max_tokens: int = 2, stop_ids=()
+) -> Generation:
+    """One turn with settings that do not matter to the test."""
+    key = SampleKey(0, "t", 0, sample, 0)
+    return await session.generate(
+        tokens, key=key, sampling=Sampling(), max_tokens=max_tokens, stop_ids=stop_ids
+    )
+
+
 def run(engine: Engine, work):
     async def main():
         async with engine:
@@ -112,7 +123,8 @@ def test_sampled_logprobs_equal_the_training_forward(model, crowd):
 def test_sampled_logprobs_equal_the_training_forward_in_float64():
     jax.config.update("jax_enable_x64", True)
     try:
-        spec = replace(PRESETS["quickstart"], vocab_size=64, dtype="float64")
+        layers = ("linear_attention", "full_attention")
+        spec = replace(PRESETS["quickstart"], vocab_size=64, layer_types=layers, dtype="float64")
         model = Transformer(spec, rngs=nnx.Rngs(1))
         results, _ = run(Engine(model, OPTIONS), converse_crowd)
         assert largest_error(model, results) <= 1e-9
@@ -163,15 +175,14 @@ def test_low_temperature_logprobs_are_those_of_the_sampled_distribution(engine):
 def test_finishes(engine):
     async def work(engine: Engine):
         session = engine.open_session()
-        ask = dict(key=SampleKey(0, "t", 0, 0, 0), sampling=Sampling())
         seen = []
-        out = await session.generate([7] * 10, max_tokens=1, stop_ids=[], **ask)
+        out = await ask(session, [7] * 10, max_tokens=1)
         seen.append((out.finish, len(out.tokens), session.length))
-        out = await session.generate([], max_tokens=5, stop_ids=list(range(4)), **ask)
+        out = await ask(session, [], max_tokens=5, stop_ids=range(4))
         seen.append((out.finish, session.length))
-        out = await session.generate([7] * 10, max_tokens=500, stop_ids=[], **ask)
+        out = await ask(session, [7] * 10, max_tokens=500)
         seen.append((out.finish, session.length))
-        out = await session.generate([7], max_tokens=5, stop_ids=[], **ask)
+        out = await ask(session, [7], max_tokens=5)
         seen.append((out.finish, len(out.tokens)))
         session.close()
         return seen
@@ -195,9 +206,8 @@ def test_finishes(engine):
 )
 def test_bad_requests_say_why_and_leave_the_engine_alive(engine, tokens, options, message):
     async def work(engine: Engine):
-        ask = dict(key=SampleKey(0, "t", 0, 0, 0), sampling=Sampling(), max_tokens=2, stop_ids=[]) | options
         with pytest.raises(EngineError, match=message):
-            await engine.open_session().generate(tokens, **ask)
+            await ask(engine.open_session(), tokens, **options)
         return await converse(engine, "t", [[9]])
 
     assert run(engine, work)["sampled"]
@@ -206,10 +216,9 @@ def test_bad_requests_say_why_and_leave_the_engine_alive(engine, tokens, options
 def test_cancelled_and_abandoned_turns_free_their_slots(engine):
     async def work(engine: Engine):
         sessions = [engine.open_session() for _ in range(9)]
-        ask = dict(sampling=Sampling(), max_tokens=60, stop_ids=[])
         tasks = [
-            asyncio.create_task(s.generate([8, 9] * 9, key=SampleKey(0, "t", 0, i, 0), **ask))
-            for i, s in enumerate(sessions)
+            asyncio.create_task(ask(session, [8, 9] * 9, sample=i, max_tokens=60))
+            for i, session in enumerate(sessions)
         ]
         await asyncio.sleep(0.05)
         for task in tasks[::2]:
@@ -218,16 +227,17 @@ def test_cancelled_and_abandoned_turns_free_their_slots(engine):
         sessions[7].close()
         for session in sessions[::2]:
             session.close()
-        rest = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks)
         for session in sessions:
             session.close()
         later = await converse(engine, "task0", prompts_of(0, 1))
-        return rest, later, sorted(engine._table.free)
+        return tasks, later, sorted(engine._table.free)
 
-    rest, later, free = run(engine, work)
-    assert all(isinstance(r, asyncio.CancelledError) for r in rest[::2])
-    assert [r.finish for r in (rest[1], rest[7])] == ["cancelled", "cancelled"]
-    assert [(r.finish, len(r.tokens)) for r in (rest[3], rest[5])] == [("length", 60)] * 2
+    tasks, later, free = run(engine, work)
+    assert all(task.cancelled() for task in tasks[::2])
+    ends = [(task.result().finish, len(task.result().tokens)) for task in tasks[1::2]]
+    assert [ends[i][0] for i in (0, 3)] == ["cancelled", "cancelled"]
+    assert [ends[i] for i in (1, 2)] == [("length", 60)] * 2
     assert free == list(range(OPTIONS.slots))
     assert later == run(engine, lambda engine: converse(engine, "task0", prompts_of(0, 1)))
 
@@ -247,27 +257,30 @@ def test_nan_weights_are_an_error_not_a_token(engine):
 def test_weight_swap_waits_for_a_drain_and_tags_tokens(engine):
     async def work(engine: Engine):
         session = engine.open_session()
-        ask = dict(sampling=Sampling(), max_tokens=2, stop_ids=[])
-        out = await session.generate([7], key=SampleKey(0, "t", 0, 0, 0), **ask)
+        out = await ask(session, [7])
         old = engine.version
         assert set(out.versions) == {old}
         with pytest.raises(EngineError, match="drained"):
             engine.set_weights(engine.params, version=old + 1)
         session.close()
         engine.set_weights(engine.params, version=old + 1)
-        fresh = await engine.open_session().generate([7], key=SampleKey(0, "t", 0, 0, 0), **ask)
+        fresh = await ask(engine.open_session(), [7])
         return set(fresh.versions) == {old + 1}
 
     assert run(engine, work)
 
 
+def compiled_variants(engine: Engine) -> list[int]:
+    programs: tuple[Any, ...] = (engine.steps._prefill, engine.steps._insert, engine.steps._generate)
+    return [program._cache_size() for program in programs]
+
+
 def test_nothing_compiles_after_warm_up(engine):
     async def work(engine: Engine):
         await asyncio.gather(*(converse(engine, f"w{i}", prompts_of(i, 3)) for i in range(12)))
-        programs = [engine.steps._prefill, engine.steps._insert, engine.steps._generate]
-        before = [program._cache_size() for program in programs]
+        before = compiled_variants(engine)
         await asyncio.gather(*(converse(engine, f"x{i}", prompts_of(50 + i, 3)) for i in range(12)))
-        return before, [program._cache_size() for program in programs]
+        return before, compiled_variants(engine)
 
     before, after = run(engine, work)
     assert before == after and before[2] == 1 and before[0] == len(OPTIONS.prefill_buckets)

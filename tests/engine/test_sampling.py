@@ -14,7 +14,9 @@ VOCAB = 12
 
 
 def params(rows: int, *, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, words=None) -> SamplingParams:
-    keys = np.stack([key_words(SampleKey(0, "t", 0, row, 0)) for row in range(rows)]) if words is None else words
+    keys = (
+        np.stack([key_words(SampleKey(0, "t", 0, row, 0)) for row in range(rows)]) if words is None else words
+    )
     return SamplingParams(
         jnp.full(rows, temperature, jnp.float32),
         jnp.full(rows, top_p, jnp.float32),
@@ -97,7 +99,9 @@ def test_a_token_depends_on_its_key_and_position_only():
     assert len({int(one.token_B[0]) for one in alone}) > 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=5), st.integers(0, 3)), unique=True, max_size=20))
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.text(max_size=5), st.integers(0, 3)), unique=True, max_size=20)
+)
 def test_distinct_sample_keys_have_distinct_words(parts):
     keys = {SampleKey(seed, task, 0, sample_, 0) for seed, task, sample_ in parts}
     assert len({tuple(key_words(key)) for key in keys}) == len(keys)

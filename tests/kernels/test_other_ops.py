@@ -1,5 +1,7 @@
 """Causal convolution, attention and the expert layer against float64 NumPy."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,9 +38,8 @@ def test_conv(T):
     x, weight = normal(0, 3, T, 5), normal(1, 4, 5)
     for case in conv_cases(T):
         want = conv_reference.causal_conv1d(x, weight, **case)
-        got = causal_conv1d(
-            jnp.asarray(x), jnp.asarray(weight), **{name: jnp.asarray(v) for name, v in case.items()}
-        )
+        given: dict[str, Any] = {name: jnp.asarray(v) for name, v in case.items()}
+        got = causal_conv1d(jnp.asarray(x), jnp.asarray(weight), **given)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-13, err_msg=str(case.keys()))
 

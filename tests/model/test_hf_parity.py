@@ -1,6 +1,7 @@
 """Against golden traces of Hugging Face transformers, made by tools/hf_reference.py."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,8 @@ def test_losses_and_gradients(kind):
     if kind == "moe":
         np.testing.assert_allclose(aux, golden["aux"], rtol=1e-12)
     table = all_weights(model.spec)
-    for path, value in nnx.to_flat_state(gradient):
+    values: dict[Any, Any] = dict(nnx.to_flat_state(gradient))
+    for path, value in values.items():
         hub = table[path].to_hub(np.asarray(value[...]))
         probe = (hub * np.cos(np.arange(hub.size)).reshape(hub.shape)).sum()
         expected = golden[f"probe.{hub_name(path, table[path])}"]

@@ -55,7 +55,7 @@ def test_quickstart_parameter_count():
 @pytest.mark.parametrize("spec", [QUICKSTART, SMALL_DENSE], ids=["moe", "dense"])
 def test_table_and_model_agree(spec):
     model = nnx.eval_shape(lambda: Transformer(spec, rngs=nnx.Rngs(0)))
-    held = {path: variable for path, variable in nnx.to_flat_state(nnx.state(model))}
+    held = dict(nnx.to_flat_state(nnx.state(model)))
     table = all_weights(spec)
     assert held.keys() == table.keys()
     for path, weight in table.items():

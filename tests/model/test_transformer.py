@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxrl.model.gdn import GatedDeltaNet
 from jaxrl.model.spec import ModelSpec
 from jaxrl.model.transformer import Transformer
 
@@ -44,7 +45,7 @@ def graph_state():
     with jax.enable_x64(True):
         model = Transformer(SPEC, rngs=nnx.Rngs(3))
         for block in model.layers:
-            if hasattr(block.mixer, "dt_bias"):
+            if isinstance(block.mixer, GatedDeltaNet):
                 # Slow decay, so that a leak through the state would be large.
                 block.mixer.dt_bias[...] = jnp.full_like(block.mixer.dt_bias[...], -4.0)
         return nnx.split(model)

@@ -4,10 +4,9 @@ import asyncio
 import random
 from dataclasses import replace
 
-from sandbox.agent_tools.compact import compact_tools
-
 from jaxrl.rollout.demos import STAGE_2, demonstrate
 from jaxrl.rollout.harness import COMPACT
+from sandbox.agent_tools.compact import compact_tools
 from sandbox.tasks.generated.generate import instances
 from tests.rollout.rollout_fakes import FakeProvider, FakeSandbox
 

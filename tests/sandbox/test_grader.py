@@ -30,7 +30,10 @@ HIDDEN = HiddenTests(
     ),
 )
 
-REPORT_FD = "[int(f) for f in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + f) and 'pipe' in os.readlink('/proc/self/fd/' + f)]"
+REPORT_FD = (
+    "[int(f) for f in os.listdir('/proc/self/fd')"
+    " if os.path.exists('/proc/self/fd/' + f) and 'pipe' in os.readlink('/proc/self/fd/' + f)]"
+)
 FORGED = '\'["0123456789abcdef", 0, "value", "3"]\\\\n\''
 
 UNRESOLVED = {
@@ -41,8 +44,14 @@ UNRESOLVED = {
     "os._exit at import": "import os\nos._exit(0)\n",
     "os._exit in a call": "import os\ndef add(a, b):\n    os._exit(0)\n",
     "sys.exit": "import sys\ndef add(a, b):\n    sys.exit(0)\n",
-    "always equal object": "class E:\n    def __eq__(s, o): return True\n    def __repr__(s): return '3'\ndef add(a, b): return E()\n",
-    "int subclass": "class E(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\ndef add(a, b): return E(3)\n",
+    "always equal object": (
+        "class E:\n    def __eq__(s, o): return True\n    def __repr__(s): return '3'\n"
+        "def add(a, b): return E()\n"
+    ),
+    "int subclass": (
+        "class E(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\n"
+        "def add(a, b): return E(3)\n"
+    ),
     "list with a liar": "class E:\n    def __repr__(s): return '1, 2'\ndef add(a, b): return [E()]\n",
     "printed records": f"import sys\nprint({FORGED}, flush=True)\ndef add(a, b): return 0\n",
     "memory hog": "x = 'a' * (1 << 34)\n",
@@ -63,8 +72,9 @@ RESOLVED = {
     "reference": FIXED,
     "other way": "from operator import add\n",
     "reads its data": "open(__file__.replace('m.py', 'data.txt')).read()\n" + FIXED,
-    "leaves a daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)\n"
-    + FIXED,
+    "leaves a daemon": (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)\n" + FIXED
+    ),
     "leaves files": "import os\nos.makedirs('/testbed/x/y')\nopen('/testbed/x/y/z', 'w').write('1')\n"
     + FIXED,
     "prints a lot": "print('x' * 1000000)\n" + FIXED,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,8 +125,11 @@ def test_isolation_seen_from_inside(provider: type[NamespaceProvider]) -> None:
 
 
 def test_network_is_unreachable(provider: type[NamespaceProvider]) -> None:
-    probe = "import socket; s = socket.socket(); s.settimeout(2); print(s.connect_ex(('127.0.0.1', {port})), s.connect_ex(('10.0.0.1', 80)))"
-    with __import__("socket").create_server(("127.0.0.1", 0)) as server:
+    probe = (
+        "import socket; s = socket.socket(); s.settimeout(2); "
+        "print(s.connect_ex(('127.0.0.1', {port})), s.connect_ex(('10.0.0.1', 80)))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
         async def body(sandbox: Sandbox) -> None:
@@ -214,7 +218,8 @@ def test_diff_lists_new_changed_and_deleted_files(provider: type[NamespaceProvid
         assert (await sandbox.diff()).empty
         await say(
             sandbox,
-            "echo 'x = 2' > a.py; rm pkg/b.py; mkdir -p n/__pycache__; echo 1 > n/c; touch n/__pycache__/d.pyc",
+            "echo 'x = 2' > a.py; rm pkg/b.py; mkdir -p n/__pycache__; echo 1 > n/c; "
+            "touch n/__pycache__/d.pyc",
         )
         assert (await sandbox.diff()).files == {"a.py": b"x = 2\n", "pkg/b.py": None, "n/c": b"1\n"}
         await say(sandbox, "ln a.py hard")

@@ -96,7 +96,9 @@ def test_several_updates_share_the_examples_and_lose_none():
     groups = groups_of(6)
     learner = run_step(groups, [group.task for group in groups], updates=2)
     assert learner.updates == [3, 6]
-    seen = Counter(int(token) for batch in learner.batches for token in batch.tokens_BT[batch.positions_BT == 0])
+    seen = Counter(
+        int(token) for batch in learner.batches for token in batch.tokens_BT[batch.positions_BT == 0]
+    )
     expected = {int(t.tokens[0]) for group in groups for t in group.trajectories}
     assert expected <= set(seen)
 
