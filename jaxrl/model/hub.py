@@ -123,9 +123,9 @@ def _read(weight: Weight, pieces: tuple[Piece, ...], variable: nnx.Variable | No
     return jax.make_array_from_single_device_arrays(weight.shape, sharding, shards)
 
 
-def _regions(sharding: Sharding, shape: tuple[int, ...]) -> dict[Region, list[jax.Device]]:
+def _regions(sharding: Sharding, shape: tuple[int, ...]) -> dict[Region, list[Any]]:
     """The distinct blocks of this process's devices, so that a replicated block is read once."""
-    regions: dict[Region, list[jax.Device]] = {}
+    regions: dict[Region, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
         regions.setdefault(_bounds(index, shape), []).append(device)

@@ -29,8 +29,8 @@ OUTSIDE_PREFIXES = ("lm_head.", "mtp.")
 CARRIED_PREFIXES = ("mtp.", "model.visual.")
 PROBLEMS_SHOWN = 3
 
-Region = tuple[tuple[int, int], ...]  # start and stop along each axis
-Fetch = Callable[[tuple[slice, ...]], np.ndarray]
+type Region = tuple[tuple[int, int], ...]  # start and stop along each axis
+type Fetch = Callable[[tuple[slice, ...]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def copy_shared(target: np.ndarray, window: Region, fetch: Fetch, held: Region) 
     target[here] = fetch(there)
 
 
-_Part = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # name, start, shape, shape on disk
+type _Part = tuple[
+    str, tuple[int, ...], tuple[int, ...], tuple[int, ...]
+]  # name, start, shape, shape on disk
 
 
 def _parts(name: str, weight: Weight, entries: Mapping[str, Entry]) -> list[_Part]:

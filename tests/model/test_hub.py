@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import hub_cases
 import jax
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from jaxrl.mesh import make_mesh
 from jaxrl.model.hub import HubError, load_hub, save_hub
+from jaxrl.model.moe import MoE
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 
@@ -66,11 +68,13 @@ def test_experts_stored_one_by_one_are_stacked_gate_first(tmp_path):
     loose = hub_cases.one_by_one(fused)
     model = load_hub(write(tmp_path, loose, hub_cases.config(moe=True, tied=False)))
     at = f"{hub_cases.PREFIX}layers.1.mlp.experts.2."
-    gate_up = np.asarray(model.layers[1].mlp.gate_up[...])[2]
+    mlp = model.layers[1].mlp
+    assert isinstance(mlp, MoE)
+    gate_up = np.asarray(mlp.gate_up[...])[2]
     gate, up = np.split(gate_up, 2, axis=-1)
     assert gate.T.tobytes() == loose[f"{at}gate_proj.weight"].tobytes()
     assert up.T.tobytes() == loose[f"{at}up_proj.weight"].tobytes()
-    down = np.asarray(model.layers[1].mlp.down[...])[2]
+    down = np.asarray(mlp.down[...])[2]
     assert down.T.tobytes() == loose[f"{at}down_proj.weight"].tobytes()
 
 
@@ -145,7 +149,7 @@ def test_mesh_that_does_not_divide_is_refused_before_reading(tmp_path, monkeypat
     monkeypatch.setattr("jaxrl.model.hub_files.Entry.map", None)
     mesh = jax.sharding.AbstractMesh((1, 1, 1, 3, 1), ("data", "fsdp", "tensor", "expert", "context"))
     with pytest.raises(ValueError, match="'expert' to be a multiple of mesh axis expert=3; got 4"):
-        load_hub(moe_source(tmp_path), mesh=mesh)
+        load_hub(moe_source(tmp_path), mesh=cast(Any, mesh))
 
 
 SHARDED = """
