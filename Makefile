@@ -6,10 +6,10 @@ READY := .venv/ready.json
 NOJAX := .cache/nojax
 ARGS ?=
 
-.PHONY: help setup train test test-slow test-nojax lint bench lock clean
+.PHONY: help setup train test test-slow test-nojax lint starting-checkpoint bench lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(READY)  ## private environment in .venv, from the locked requirements
 
@@ -37,6 +37,9 @@ lint: $(READY)  ## ruff, pyright, import layers, size report
 	.venv/bin/pyright
 	.venv/bin/lint-imports --no-cache
 	$(PY) tools/size_report.py
+
+starting-checkpoint: $(READY)  ## the quickstart's starting checkpoint anew: about 10 minutes
+	$(PY) tools/make_starting_checkpoint.py $(ARGS)
 
 bench: $(READY)  ## kernel benchmarks on this machine
 	$(PY) -m kernels.bench $(ARGS)
