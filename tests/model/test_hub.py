@@ -24,7 +24,7 @@ from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, report_multiple_bugs=False, deadline=None, derandomize=True)
 @given(
     moe=st.booleans(),
     tied=st.booleans(),

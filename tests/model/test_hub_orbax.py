@@ -1,8 +1,8 @@
 """Weights in and out of Orbax, and the converter."""
 
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -58,20 +58,19 @@ def test_another_models_weights_are_refused(tmp_path):
         load_orbax(tmp_path)
 
 
-def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOL), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def convert(monkeypatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
+    runpy.run_path(str(TOOL), run_name="__main__")
 
 
-def test_converter_goes_there_and_back(tmp_path):
+def test_converter_goes_there_and_back(tmp_path, monkeypatch, capsys):
     hub = source(tmp_path / "hub")
-    done = convert(hub, tmp_path / "orbax", "--to", "orbax")
-    assert done.returncode == 0, done.stderr
+    convert(monkeypatch, hub, tmp_path / "orbax", "--to", "orbax")
     options = ("--to", "hub", "--source", hub, "--layout", "source")
-    done = convert(tmp_path / "orbax", tmp_path / "back", *options)
-    assert done.returncode == 0, done.stderr
+    convert(monkeypatch, tmp_path / "orbax", tmp_path / "back", *options)
     assert_same_bytes(read(tmp_path / "back"), read(hub))
     assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
     shutil.rmtree(tmp_path / "orbax" / "params")
-    done = convert(tmp_path / "orbax", tmp_path / "again", "--to", "hub")
-    assert done.returncode == 1 and "expected model.safetensors" in done.stderr
+    with pytest.raises(SystemExit, match="1"):
+        convert(monkeypatch, tmp_path / "orbax", tmp_path / "again", "--to", "hub")
+    assert "expected model.safetensors" in capsys.readouterr().err
