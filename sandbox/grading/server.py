@@ -1,9 +1,12 @@
-"""Runs inside a grader sandbox as its first process: one forked child per request.
+"""Runs inside a grader sandbox as its first process: one handler and its child per request.
 
 The source of this file is passed to `python -I -S -B -c`, so it uses the standard library alone.
 It knows expressions, never expected values. Requests and answers are JSON lines on stdin and stdout.
 A request has nonce, files, module, expressions, timeout, memory; the answer has the child's
 records, why it ended, and whether everything it left could be removed.
+
+The first process never reads a request or an answer: each handler is forked from it, so that a patch
+that searches its memory finds neither the patches graded before it nor their right answers.
 
 Being the first process of its pid namespace, it cannot be killed or stopped from inside, and
 adopts every orphan, so that killing all others and waiting for them leaves none.
@@ -68,7 +71,7 @@ def confine(request):
 
 
 def child(request, report):
-    """The forked process: loads the code under test, reports one record per expression."""
+    """The handler's forked process: loads the code under test, reports one record per expression."""
     confine(request)
     write, dumps, leave = os.write, json.dumps, os._exit
     try:
@@ -112,7 +115,7 @@ def collect(pid, report, deadline):
 
 
 def sweep(workdir):
-    """Kills every other process and empties the working directory. Whether nothing is left."""
+    """Kills every other process, waits for its own, empties the working directory. Whether it is empty."""
     while True:
         try:
             os.kill(-1, signal.SIGKILL)
@@ -131,7 +134,7 @@ def sweep(workdir):
 
 
 def serve(request):
-    """Grades one request; see the module's text."""
+    """Grades one request, in its handler."""
     started = time.monotonic()
     place(request["workdir"], request["files"])
     report, end = os.pipe()
@@ -146,18 +149,45 @@ def serve(request):
     return {"ended": ended, "records": data.decode(errors="replace"), "clean": clean}
 
 
+def receive():
+    """One request. The owner sends no other before it has the answer."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        line += os.read(0, 1 << 16) or b"null\n"
+    return json.loads(line)
+
+
+def say(message):
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def handle():
+    """The forked process of one request; the code under test may kill it, but nothing else."""
+    try:
+        answer = serve(receive())
+    except Exception as error:  # noqa: BLE001 (the owner hears of it and replaces the sandbox)
+        answer = {"ended": "error", "records": "", "clean": False, "error": repr(error)}
+    say(answer)
+    os._exit(0)
+
+
 def main():
     # Otherwise the code under test, which has the same uid, could trace this process.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     # A first process is immune to every signal that it has no handler for, and Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        try:
-            answer = serve(json.loads(line))
-        except Exception as error:  # noqa: BLE001 (the owner hears of it and replaces the sandbox)
-            answer = {"ended": "error", "records": "", "clean": False, "error": repr(error)}
-        print(json.dumps(answer), flush=True)
+    requests, workdir, clean = select.poll(), os.getcwd(), True
+    requests.register(0, select.POLLIN)
+    say({"ready": True})
+    while clean and requests.poll()[0][1] & select.POLLIN:
+        if (handler := os.fork()) == 0:
+            handle()
+        _, status = os.waitpid(handler, os.WUNTRACED)  # or stopped by the code under test
+        clean = sweep(workdir)
+        if status:
+            say({"ended": "killed", "records": "", "clean": False})
 
 
 if __name__ == "__main__":

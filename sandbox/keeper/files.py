@@ -111,7 +111,8 @@ def _walk(top: int, tree: Tree) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     stack, seen = [""], 0
     while stack:
         prefix = stack.pop()
-        fd = open_in(top, "/" + prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        if (fd := _open_folder(top, prefix, tree)) is None:
+            continue
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
@@ -128,6 +129,17 @@ def _walk(top: int, tree: Tree) -> Iterator[tuple[str, os.DirEntry[str], int]]:
             os.close(fd)
 
 
+def _open_folder(top: int, prefix: str, tree: Tree) -> int | None:
+    """None for a folder that vanished meanwhile, or that its owner made unreadable: that is a problem."""
+    try:
+        return open_in(top, "/" + prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        tree.problem = tree.problem or f"{prefix!r} cannot be read: {error}"
+        return None
+
+
 def _collect(tree: Tree, path: str, entry: os.DirEntry[str], parent: int, left: int) -> int:
     """Adds one entry to `tree`; returns the bytes used."""
     try:
@@ -137,6 +149,8 @@ def _collect(tree: Tree, path: str, entry: os.DirEntry[str], parent: int, left: 
             tree.problem = tree.problem or f"{path} is a symbolic link"
             return 0
         fd = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    except FileNotFoundError:  # deleted since its folder was listed
+        return 0
     except (OSError, UnicodeEncodeError) as error:
         tree.problem = tree.problem or f"{path!r} cannot be read: {error}"
         return 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import time
 
 import pytest
@@ -175,6 +176,43 @@ while frame:
     assert loop.run(grader.grade(task, hidden, patch(probe))).status == "resolved"
 
 
+THIEF = r"""
+import ctypes, gc, os, re
+libc, (out, into) = ctypes.CDLL(None), os.pipe()
+def page(address):  # a pipe refuses an address that is not mapped
+    return os.read(out, 4096) if libc.write(into, ctypes.c_void_p(address), 4096) == 4096 else b""
+arenas = {(id(each) >> 20) + more for each in gc.get_objects() for more in (-1, 0, 1)}
+memory = b"".join(page((arena << 20) + at) for arena in sorted(arenas) for at in range(0, 1 << 20, 4096))
+found = re.findall(rb"kept_" + rb"secret_\w+", memory)
+def add(a, b):
+    raise type(found[0].decode() if found else "Nothing", (Exception,), {})
+"""
+
+
+def test_no_patch_finds_an_earlier_one_in_memory(loop) -> None:
+    async def body() -> str:
+        grader = Grader(graders=1)
+        try:
+            for each in range(3):
+                secret = f"kept_secret_{each}"
+                source = f"{secret} = '{secret}'\n{FIXED}"
+                assert (await grader.grade(TASK, HIDDEN, patch(source))).status == "resolved"
+            return (await grader.grade(TASK, HIDDEN, patch(THIEF))).detail
+        finally:
+            await grader.close()
+
+    assert "was raised: Nothing" in loop.run(body())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_killed_handler_is_the_patch_s_fault(loop, grader: Grader, number: int) -> None:
+    source = f"import os\nos.kill(os.getppid(), {number:d})\nimport time\ntime.sleep(9)\n"
+    started = time.monotonic()
+    assert loop.run(grader.grade(TASK, HIDDEN, patch(source))).status == "unresolved"
+    assert time.monotonic() - started < 5
+    assert loop.run(grader.grade(TASK, HIDDEN, patch(f"{FIXED}# after {number:d}\n"))).status == "resolved"
+
+
 def test_cache_counts_and_shares(loop) -> None:
     async def body() -> None:
         grader = Grader(graders=1)
@@ -268,6 +306,15 @@ def test_same_is_strict_at_every_depth() -> None:
     ):
         assert left == right or type(left) is not type(right)
         assert not same(left, right)
+
+
+def test_a_text_made_to_be_slow_to_read_is_not_read() -> None:
+    colliding = "{" + ",".join(str(i * (2**61 - 1)) for i in range(40_000)) + "}"
+    record = json.dumps(["n", 0, "value", colliding]) + "\n"
+    started = time.monotonic()
+    asked = [Question("x", "value", {1})]
+    assert judge(record, asked=asked, nonce="n", ended="ended")[0] == "unresolved"
+    assert time.monotonic() - started < 1
 
 
 def test_missing_record_wrong_nonce_and_canaries() -> None:

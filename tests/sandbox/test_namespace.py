@@ -228,6 +228,16 @@ def test_diff_lists_new_changed_and_deleted_files(provider: type[NamespaceProvid
     within(provider, body)
 
 
+def test_unreadable_folder_rejects_the_diff_and_not_the_sandbox(provider: type[NamespaceProvider]) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await say(sandbox, "mkdir d; touch d/f; chmod 000 d")
+        assert isinstance(await sandbox.diff(), RejectedDiff)
+        assert (await sandbox.exec("sleep 60", 0.2)).timed_out
+        assert await say(sandbox, "cat a.py") == "x = 1\n"
+
+    within(provider, body)
+
+
 def test_sandboxes_do_not_see_each_other(provider: type[NamespaceProvider]) -> None:
     async def body() -> None:
         backend = provider()
