@@ -15,6 +15,8 @@ import pytest
 from sandbox.base import Limits, Sandbox, SandboxError
 from sandbox.diffs import RejectedDiff
 from sandbox.namespace import NamespaceProvider
+from sandbox.pipes import Pipes
+from sandbox.shell import Finished, Shell
 
 ROOT = Path(__file__).parents[2]
 FILES = {"a.py": b"x = 1\n", "pkg/b.py": b"y = 2\n"}
@@ -300,6 +302,8 @@ OWNER = """
 import asyncio, sys
 from sandbox.base import Limits
 from sandbox.namespace import NamespaceProvider
+from sandbox.pipes import Pipes
+from sandbox.shell import Finished, Shell
 async def main():
     provider = NamespaceProvider()
     boxes = await asyncio.gather(*(provider.create({}, Limits()) for _ in range(4)))
@@ -361,3 +365,20 @@ def test_missing_user_namespaces_are_explained(
     monkeypatch.setattr(NamespaceProvider, "launch", launch)
     with pytest.raises(SandboxError, match="user.max_user_namespaces"):
         within(provider, lambda sandbox: sandbox.destroy())
+
+
+def test_a_shell_that_is_gone_before_it_is_asked_says_why() -> None:
+    for_shell, ours_in = os.pipe()
+    ours_out, of_shell = os.pipe()
+    os.write(of_shell, b"bwrap: no namespaces for you\n")
+    os.close(for_shell)
+    os.close(of_shell)
+
+    async def ask() -> Finished:
+        pipes = Pipes(ours_in, ours_out)
+        try:
+            return await Shell(pipes).start(10)
+        finally:
+            pipes.close()
+
+    assert asyncio.run(ask()) == Finished("bwrap: no namespaces for you\n", None)
