@@ -6,6 +6,7 @@ import secrets
 import shlex
 from dataclasses import dataclass
 
+from sandbox.base import SandboxError
 from sandbox.pipes import Pipes
 
 # Descriptor 9 keeps the way out, so that a command that redirects the shell's own output does not
@@ -57,9 +58,12 @@ class Shell:
         self._pipes = pipes
 
     async def start(self, timeout: float) -> Finished:
-        """Waits until the shell answers."""
-        await self._pipes.write(_SETUP)
-        return await self.run(":", timeout, limit=4096)
+        """Waits until the shell answers; without exit code, the output is why it did not start."""
+        try:
+            await self._pipes.write(_SETUP)
+            return await self.run(":", timeout, limit=4096)
+        except SandboxError:  # it ended before it read anything
+            return Finished((await self._pipes.read()).decode(errors="replace"), None)
 
     async def run(self, command: str, timeout: float, *, limit: int) -> Finished:
         """Runs `command` for at most `timeout` seconds, keeping `limit` bytes of output.
