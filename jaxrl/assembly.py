@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from flax import nnx
+from safetensors import SafetensorError
 
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Sampling
@@ -22,7 +23,7 @@ from jaxrl.rollout.harness import Harness, harness
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.tokenizer import Tokenizer
 from sandbox.agent_tools.compact import compact_tools
-from sandbox.base import Limits
+from sandbox.base import Limits, SandboxError
 from sandbox.grading.grader import Grader
 from sandbox.namespace import NamespaceProvider
 from sandbox.pool import SandboxPool
@@ -57,7 +58,7 @@ def build_model(config: Config) -> Transformer:
                 f"model.checkpoint = {config.model.checkpoint}: expected a folder with config.json and "
                 "model.safetensors; null starts from random weights"
             )
-        return load_hub(path)
+        return _loaded(path, config)
     if config.model.preset not in PRESETS:
         raise ConfigError(
             f"model.preset = {config.model.preset!r}: expected one of {', '.join(sorted(PRESETS))}"
@@ -71,14 +72,50 @@ def export_model(config: Config, model: Transformer, folder: Path) -> None:
     save_hub(model, folder, source=None if start is None else resource(start))
 
 
+def _loaded(path: Path, config: Config) -> Transformer:
+    try:
+        return load_hub(path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = error.args[0] if isinstance(error, KeyError) else error
+        raise ConfigError(f"model.checkpoint = {config.model.checkpoint}: {reason}") from error
+
+
 def build_tasks(config: Config, split: Split) -> TaskSet:
-    """The tasks of a split, in cursor order."""
+    """The tasks of a split, in cursor order. Raises `ConfigError` for more than there are."""
     counts = {
         "train": config.tasks.train_count,
         "validation": config.tasks.validation_count,
         "test": config.tasks.test_count,
     }
-    return generate(split, counts[split], config.tasks.seed)
+    try:
+        return generate(split, counts[split], config.tasks.seed)
+    except ValueError as error:
+        raise ConfigError(f"tasks.{split}_count = {counts[split]}: {error}") from error
+
+
+def check_sizes(config: Config) -> None:
+    """Raises `ConfigError` for numbers that each are right and together could not train."""
+    rl, engine = config.rl, config.engine
+    if rl.prompts_per_step > config.tasks.train_count:
+        raise ConfigError(
+            f"rl.prompts_per_step = {rl.prompts_per_step}: expected at most tasks.train_count = "
+            f"{config.tasks.train_count}, so that no step holds a task twice"
+        )
+    if rl.row_length < engine.context:
+        raise ConfigError(
+            f"rl.row_length = {rl.row_length}: expected at least engine.context = {engine.context}, so that "
+            "every episode fits into a row"
+        )
+
+
+def check_prompts(world: World, tasks: TaskSet) -> None:
+    """Raises `ConfigError` if the engine cannot hold a task's prompt and one token more."""
+    longest = max(len(world.renderer.initial(task)) for task in tasks.specs)
+    if longest >= world.generator.context:
+        raise ConfigError(
+            f"engine.context = {world.generator.context}: expected more than the longest prompt, which has "
+            f"{longest} tokens"
+        )
 
 
 def build_harness(config: Config) -> Harness:
@@ -113,7 +150,10 @@ class Parts:
 
 @asynccontextmanager
 async def open_parts(config: Config, model: Transformer, device: Executor) -> AsyncIterator[Parts]:
-    """Starts engine, sandboxes and graders; everything they started is gone at the end."""
+    """Starts engine, sandboxes and graders; everything they started is gone at the end.
+
+    Raises `ConfigError` for sizes that do not fit together, and where sandboxes cannot run.
+    """
     tokenizer = build_tokenizer(config)
     if tokenizer.size > model.spec.vocab_size:
         raise ConfigError(
@@ -121,12 +161,7 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
             f"{model.spec.vocab_size}"
         )
     async with AsyncExitStack() as stack:
-        pool = SandboxPool(NamespaceProvider(), size=config.sandbox.concurrency, limits=_limits(config))
-        stack.push_async_callback(pool.close)
-        await pool.start()
-        grader = Grader(graders=config.grader.workers)
-        stack.push_async_callback(grader.close)
-        await grader.start()
+        pool, grader = await _sandboxes(config, stack)
         engine = await stack.enter_async_context(Engine(model, _engine_options(config), device=device))
         world = World(
             generator=engine,
@@ -136,6 +171,19 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
             renderer=Renderer(tokenizer, build_harness(config)),
         )
         yield Parts(world=world, engine=engine, pool=pool, grader=grader)
+
+
+async def _sandboxes(config: Config, stack: AsyncExitStack) -> tuple[SandboxPool, Grader]:
+    try:
+        pool = SandboxPool(NamespaceProvider(), size=config.sandbox.concurrency, limits=_limits(config))
+        stack.push_async_callback(pool.close)
+        await pool.start()
+        grader = Grader(graders=config.grader.workers)
+        stack.push_async_callback(grader.close)
+        await grader.start()
+    except SandboxError as error:
+        raise ConfigError(str(error)) from error
+    return pool, grader
 
 
 def _limits(config: Config) -> Limits:
@@ -151,6 +199,10 @@ def _limits(config: Config) -> Limits:
 
 def _engine_options(config: Config) -> EngineOptions:
     chosen = config.engine
+    if list(chosen.prefill_buckets) != sorted(set(chosen.prefill_buckets)):
+        raise ConfigError(
+            f"engine.prefill_buckets = {list(chosen.prefill_buckets)}: expected ascending, distinct numbers"
+        )
     return EngineOptions(
         slots=chosen.slots,
         context=chosen.context,

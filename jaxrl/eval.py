@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxrl.assembly import build_model, build_tasks, open_parts, package_versions
+from jaxrl.assembly import build_model, build_tasks, check_prompts, open_parts, package_versions
 from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, evaluate
@@ -36,6 +36,7 @@ async def run(config: Config) -> list[Evaluation]:
     made = []
     with ThreadPoolExecutor(1, thread_name_prefix="device") as device:
         async with open_parts(config, build_model(config), device) as parts:
+            check_prompts(parts.world, tasks)
             for temperature, top_p in config.evaluation.sampling_sets:
                 each = await evaluate(
                     parts.world,

@@ -37,7 +37,7 @@ class Model(Section):
     """What is trained."""
 
     preset: str = "quickstart"
-    """Sizes of the model, by name of the preset."""
+    """Sizes of the model, by name of the preset; only where `checkpoint` is null."""
     checkpoint: str | None = "configs/quickstart/start"
     """Folder of starting weights; null starts from random ones."""
     tokenizer: str = "configs/quickstart/tokenizer.json"
@@ -141,8 +141,6 @@ class RL(Section):
     """The probability ratio counts down to 1 - this."""
     clip_high: Positive = 0.28
     """The probability ratio counts up to 1 + this."""
-    importance: Literal["none", "truncated"] = "none"
-    """Correction between sampler and trainer."""
     drop_equal_groups: bool = True
     """Leave out groups whose rewards are all equal: they carry no gradient."""
     aux_loss_coefficient: NonNegative = 0.0

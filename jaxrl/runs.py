@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxrl.assembly import package_versions
 from jaxrl.config import Config, ConfigError, to_yaml
@@ -29,12 +29,14 @@ class OpenRun:
     step: int
     cursor: int
     fresh: bool  # there was no checkpoint
+    damaged: int = 0  # checkpoints that were skipped
 
     @property
     def greeting(self) -> str:
         """Where the run stands, for people."""
         began = f"goes on after step {self.step}" if self.step else "starts"
-        return f"run {self.path} {began} (attempt {self.feed.attempt})"
+        skipped = f"; {self.damaged} newer checkpoints are damaged" if self.damaged else ""
+        return f"run {self.path} {began} (attempt {self.feed.attempt}){skipped}"
 
     def save(self, step: int, cursor: int, learner: Learner) -> None:
         """Writes a checkpoint after `step` and says so in the feed."""
@@ -47,10 +49,10 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
     """Opens `path` for one process, and loads its newest checkpoint into `learner`.
 
     Raises:
-        ConfigError: another process trains this run, or it was started with other settings.
+        ConfigError: the folder can't be written, another process trains this run, or it was started
+            with other settings.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as lock:
+    with _lock_file(path) as lock:
         _lock(lock, path)
         _check_settings(path, config)
         skipped: list[Mapping[str, Any]] = []
@@ -71,7 +73,7 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
         (path / "config.yaml").write_text(to_yaml(config))
         step, cursor = (restored.step, restored.progress["cursor"]) if restored else (0, 0)
         try:
-            yield OpenRun(path, feed, store, step, cursor, fresh=restored is None)
+            yield OpenRun(path, feed, store, step, cursor, fresh=restored is None, damaged=len(skipped))
             store.wait()
         finally:
             feed.close()
@@ -80,6 +82,14 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
 def evaluations(run: Path) -> list[Evaluation]:
     """The evaluations of a run that still count, oldest first."""
     return [from_event(row) for row in read_events(run, "eval")]
+
+
+def _lock_file(path: Path) -> TextIO:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return (path / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"can't write the run's folder {path}: {error.strerror}") from error
 
 
 def _lock(file: Any, path: Path) -> None:

@@ -40,7 +40,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def train(config: Config, run: Path) -> None:
-    """Trains `config.sft.steps` updates and writes the model to `run`/model."""
+    """Trains `config.sft.steps` updates and writes the model to `run`/model.
+
+    Raises `ConfigError` for data that can't be read, or a `run` that holds another training.
+    """
+    if (run / "checkpoints").exists():
+        raise ConfigError(f"{run} holds a run of jaxrl.train: choose another run.run_name")
     lines = read_lines(config.sft.data)
     model = build_model(config)
     learner = Learner(
@@ -71,13 +76,19 @@ def train(config: Config, run: Path) -> None:
 
 
 def read_lines(paths: Sequence[str]) -> list[str]:
-    """All conversations of the files. Raises `ConfigError` where there is none."""
+    """All conversations of the files. Raises `ConfigError` where there is none, or another line."""
     lines = []
     for path in paths:
         try:
-            lines += Path(path).read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ConfigError(f"sft.data: can't read {path}: {error.strerror}") from None
+            lines += Path(path).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"sft.data: can't read {path}: {error}") from None
+    lines = [line for line in lines if line]
+    for line in lines:
+        try:
+            from_json(line)
+        except ValueError as error:
+            raise ConfigError(f"sft.data: {error}") from error
     if not lines:
         raise ConfigError(f"sft.data = {list(paths)}: expected at least one file with a conversation a line")
     return lines

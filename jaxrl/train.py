@@ -22,6 +22,8 @@ from jaxrl.assembly import (
     build_model,
     build_sampling,
     build_tasks,
+    check_prompts,
+    check_sizes,
     export_model,
     learner_options,
     open_parts,
@@ -56,6 +58,7 @@ def main(argv: Sequence[str]) -> None:
 async def train(config: Config) -> None:
     """Trains the run of `config` to its last step, from its newest checkpoint if it has one."""
     run = Path(config.run.output_dir) / config.run.run_name
+    check_sizes(config)
     with ExitStack() as stack:
         device = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="device"))
         model = build_model(config)
@@ -101,6 +104,8 @@ class Trainer:
         self._parts, self._progress, self._device = parts, progress, device
         self._tasks = build_tasks(config, "train")
         self._held_out = build_tasks(config, "validation")
+        for tasks in (self._tasks, self._held_out):
+            check_prompts(parts.world, tasks)
         self._cursor = TaskCursor(self._tasks.specs, position=opened.cursor)
         self._collector = Collector(parts.world, options=self._collecting(), on_retry=self._retried)
         self._retries = 0
@@ -155,6 +160,8 @@ class Trainer:
         if self._stopping or not (whole or (every and step % every == 0)):
             return
         for temperature, top_p in self._config.evaluation.sampling_sets:
+            if self._stopping:
+                return
             await self._evaluate(step, Sampling(temperature=temperature, top_p=top_p), whole=whole)
 
     async def _evaluate(self, step: int, sampling: Sampling, *, whole: bool) -> None:

@@ -98,7 +98,7 @@ class NamespaceSandbox:
     async def diff(self) -> Diff:
         """See `Sandbox.diff`. A tree with links or special files gives a `RejectedDiff`."""
         async with self._lock:
-            header, payload = await self._alive().request("tree", limit=self._limits.disk)
+            header, payload = await self._tree(self._alive())
         if header["problem"]:
             return RejectedDiff(reason=header["problem"])
         return compare(self._baseline, split_files(header["files"], payload))
@@ -133,7 +133,7 @@ class NamespaceSandbox:
         """Kills everything and starts again around the same files. Returns the shell's exit status."""
         launched = self._alive()
         status = await launched.kill()
-        header, payload = await launched.request("tree", limit=self._limits.disk)
+        header, payload = await self._tree(launched)
         saved = _Saved(split_files(header["files"], payload), header["links"])
         await launched.destroy()
         launched.pipes.close()
@@ -148,8 +148,17 @@ class NamespaceSandbox:
         greeting = await self._shell.start(_START_TIMEOUT)
         if greeting.exit_code != 0:
             raise SandboxError(WHY_NOT.format(reason=greeting.output.strip() or "no answer"))
-        await self._enter(launched, saved)
+        try:
+            await self._enter(launched, saved)
+        except OSError as error:  # a fault of the host, or more files than the disk limit
+            raise SandboxError(f"the sandbox cannot take its first files: {error}") from error
         self._usable = True
+
+    async def _tree(self, launched: Launched) -> tuple[dict[str, Any], bytes]:
+        try:
+            return await launched.request("tree", limit=self._limits.disk)
+        except OSError as error:
+            raise SandboxError(f"the working copy cannot be read: {error}") from error
 
     async def _enter(self, launched: Launched, saved: _Saved) -> None:
         sizes, payload = join_files({self._absolute(path): data for path, data in saved.files.items()})
@@ -234,14 +243,13 @@ class NamespaceProvider:
         keeper, identity = self._start_keeper(), next(self._ids)
         argv = arguments(program, python=self.python, workdir=self.workdir, limits=limits, scratch=scratch)
         header = {"op": "spawn", "sandbox": identity, "argv": argv, "rlimits": rlimits(limits)}
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
+        theirs_in, ours_in, ours_out, theirs_out = _two_pipes()
         launched = Launched(keeper, identity, 0, Pipes(ours_in, ours_out))
         try:
             launched.pid = (await keeper.call(header, fds=(theirs_in, theirs_out)))[0]["pid"]
         except BaseException as error:
             reason = await _abandon(launched, (theirs_in, theirs_out))
-            if isinstance(error, SandboxError):
+            if isinstance(error, SandboxError | OSError):
                 raise SandboxError(WHY_NOT.format(reason=reason or error)) from error
             raise
         os.close(theirs_in)
@@ -263,6 +271,19 @@ class NamespaceProvider:
         if self._keeper is None:
             self._keeper = KeeperClient(keeper_config(self._layout))
         return self._keeper
+
+
+def _two_pipes() -> tuple[int, int, int, int]:
+    """(read, write, read, write). Raises `SandboxError` where the process has no descriptors left."""
+    made: list[int] = []
+    try:
+        for _ in range(2):
+            made += os.pipe()
+    except OSError as error:
+        for fd in made:
+            os.close(fd)
+        raise SandboxError(f"no pipe to a sandbox: {error}; raise the limit of open files") from error
+    return made[0], made[1], made[2], made[3]
 
 
 async def _abandon(launched: Launched, fds: Sequence[int]) -> str:

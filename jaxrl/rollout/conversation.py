@@ -42,7 +42,7 @@ def from_json(line: str) -> Conversation:
     """Reads what `to_json` wrote. Raises `ValueError` for anything else."""
     try:
         return tuple(_message(each) for each in json.loads(line)["messages"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"expected a conversation written by to_json, got {line[:80]!r}: {error}") from error
 
 

@@ -15,6 +15,8 @@ import pytest
 from sandbox.base import Limits, Sandbox, SandboxError
 from sandbox.diffs import RejectedDiff
 from sandbox.namespace import NamespaceProvider
+from sandbox.pipes import Pipes
+from sandbox.shell import Finished, Shell
 
 ROOT = Path(__file__).parents[2]
 FILES = {"a.py": b"x = 1\n", "pkg/b.py": b"y = 2\n"}
@@ -238,6 +240,34 @@ def test_unreadable_folder_rejects_the_diff_and_not_the_sandbox(provider: type[N
     within(provider, body)
 
 
+def test_faults_of_the_host_are_sandbox_errors(
+    provider: type[NamespaceProvider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        backend = provider()
+        try:
+            with pytest.raises(SandboxError, match="No space left"):
+                await backend.create({"big": bytes(3 << 20)}, Limits(disk=1 << 20))
+            opened = len(os.listdir("/proc/self/fd"))
+            real, made = os.pipe, []
+
+            def pipe() -> tuple[int, int]:
+                if made:
+                    raise OSError(24, "Too many open files")
+                made.append(real())
+                return made[0]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pipe", pipe)
+                with pytest.raises(SandboxError, match="limit of open files"):
+                    await backend.create(FILES, LIMITS)
+            assert len(os.listdir("/proc/self/fd")) == opened
+        finally:
+            await backend.close()
+
+    within(provider, body)
+
+
 def test_sandboxes_do_not_see_each_other(provider: type[NamespaceProvider]) -> None:
     async def body() -> None:
         backend = provider()
@@ -310,6 +340,8 @@ OWNER = """
 import asyncio, sys
 from sandbox.base import Limits
 from sandbox.namespace import NamespaceProvider
+from sandbox.pipes import Pipes
+from sandbox.shell import Finished, Shell
 async def main():
     provider = NamespaceProvider()
     boxes = await asyncio.gather(*(provider.create({}, Limits()) for _ in range(4)))
@@ -360,6 +392,22 @@ def test_plain_user() -> None:
     pytest.fail(reason)
 
 
+def test_last_words_of_a_shell_that_ended_before_it_read() -> None:
+    async def body() -> Finished:
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        os.write(theirs_out, b"No permissions to create a new namespace")
+        for fd in (theirs_in, theirs_out):
+            os.close(fd)
+        pipes = Pipes(ours_in, ours_out)
+        try:
+            return await Shell(pipes).start(5)
+        finally:
+            pipes.close()
+
+    assert asyncio.run(body()) == Finished("No permissions to create a new namespace", None)
+
+
 def test_missing_user_namespaces_are_explained(
     provider: type[NamespaceProvider], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,3 +419,20 @@ def test_missing_user_namespaces_are_explained(
     monkeypatch.setattr(NamespaceProvider, "launch", launch)
     with pytest.raises(SandboxError, match="user.max_user_namespaces"):
         within(provider, lambda sandbox: sandbox.destroy())
+
+
+def test_a_shell_that_is_gone_before_it_is_asked_says_why() -> None:
+    for_shell, ours_in = os.pipe()
+    ours_out, of_shell = os.pipe()
+    os.write(of_shell, b"bwrap: no namespaces for you\n")
+    os.close(for_shell)
+    os.close(of_shell)
+
+    async def ask() -> Finished:
+        pipes = Pipes(ours_in, ours_out)
+        try:
+            return await Shell(pipes).start(10)
+        finally:
+            pipes.close()
+
+    assert asyncio.run(ask()) == Finished("bwrap: no namespaces for you\n", None)

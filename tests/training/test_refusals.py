@@ -1,0 +1,132 @@
+"""Settings and files that cannot work are refused in one sentence, before anything is computed."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxrl import sft, train
+from jaxrl.assembly import build_model, build_tasks, check_prompts, check_sizes, open_parts
+from jaxrl.config import ConfigError, load
+from jaxrl.runs import OpenRun
+from jaxrl.train import Trainer
+from sandbox.base import SandboxError
+from sandbox.grading.grader import Grader
+from sandbox.tasks.generated import generate
+from sandbox.tasks.generated.families import FAMILIES, bugs
+
+START = Path(__file__).resolve().parents[2] / "configs/quickstart/start"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("tasks.train_count=31", "rl.prompts_per_step = 32: expected at most tasks.train_count = 31"),
+        ("rl.row_length=191", "rl.row_length = 191: expected at least engine.context = 192"),
+    ],
+)
+def test_sizes_that_do_not_fit_together(override: str, words: str) -> None:
+    check_sizes(load())
+    with pytest.raises(ConfigError, match=words):
+        asyncio.run(train.train(load(overrides=[override])))
+
+
+def test_prompt_longer_than_the_context() -> None:
+    tasks = SimpleNamespace(specs=["short", "longer"])
+    renderer = SimpleNamespace(initial=list)
+    for context, fits in ((7, True), (6, False)):
+        world = SimpleNamespace(renderer=renderer, generator=SimpleNamespace(context=context))
+        if fits:
+            check_prompts(world, tasks)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(ConfigError, match="engine.context = 6: expected more than .* 6 tokens"):
+            check_prompts(world, tasks)  # type: ignore[arg-type]
+
+
+def test_more_tasks_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "function_names", lambda split: ["only"])
+    monkeypatch.setattr(generate, "_pairs", lambda split: [(name, bugs(name)[:1]) for name in FAMILIES])
+    with pytest.raises(ConfigError, match="tasks.train_count = 100000: expected a smaller count"):
+        build_tasks(load(overrides=["tasks.train_count=100000"]), "train")
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50_000])
+
+
+def _without_a_tensor(path: Path) -> None:
+    tensors = load_file(path)
+    save_file({name: tensors[name] for name in sorted(tensors)[1:]}, path)
+
+
+def _misshapen(path: Path) -> None:
+    tensors = load_file(path)
+    name = max(tensors)
+    save_file({**tensors, name: tensors[name][:-1].copy()}, path)
+
+
+@pytest.mark.parametrize("damage", [_cut, _without_a_tensor, _misshapen, Path.unlink])
+def test_damaged_starting_weights(tmp_path: Path, damage) -> None:
+    folder = tmp_path / "start"
+    shutil.copytree(START, folder)
+    damage(folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"model.checkpoint = {folder}: "):
+        build_model(load(overrides=[f"model.checkpoint={folder}"]))
+
+
+def test_no_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(self: Grader) -> None:
+        raise SandboxError("no user namespaces")
+
+    async def body() -> None:
+        config = load()
+        async with open_parts(config, build_model(config), None):  # type: ignore[arg-type]
+            pytest.fail("expected no parts without sandboxes")
+
+    monkeypatch.setattr(Grader, "start", start)
+    with pytest.raises(ConfigError, match="no user namespaces"):
+        asyncio.run(body())
+
+
+def test_run_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        train.main([f"run.output_dir={tmp_path / 'file'}"])
+    assert "can't write the run's folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["not json", json.dumps({"other": 1}), json.dumps({"messages": [{}]})])
+def test_data_that_are_no_conversations(tmp_path: Path, line: str) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(line + "\n")
+    with pytest.raises(ConfigError, match="expected a conversation"):
+        sft.read_lines([str(data)])
+
+
+def test_supervised_training_does_not_write_into_another_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="choose another run.run_name"):
+        sft.train(load(), tmp_path)
+
+
+def test_damaged_checkpoints_are_said_aloud() -> None:
+    feed = SimpleNamespace(attempt=2)
+    opened = OpenRun(Path("r"), feed, None, 0, 0, fresh=True, damaged=3)  # type: ignore[arg-type]
+    assert opened.greeting == "run r starts (attempt 2); 3 newer checkpoints are damaged"
+
+
+def test_no_further_evaluation_once_asked_to_stop() -> None:
+    trainer = object.__new__(Trainer)
+    played = []
+
+    async def evaluate(step: int, sampling, *, whole: bool) -> None:
+        played.append(sampling.temperature)
+        trainer._stopping = True
+
+    trainer._config, trainer._stopping, trainer._evaluate = load(), False, evaluate
+    asyncio.run(trainer._evaluate_due(0))
+    assert played == [1.0]
