@@ -14,11 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # run as a script, only tools/ would be importable
+import jax
+from parity_cases import DTYPES, KINDS, Comparison, Result
 
-import jax  # noqa: E402
-from parity_cases import DTYPES, KINDS, Comparison, Result  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def make_traces(python: Path, directory: Path, seed: int) -> None:

@@ -1,7 +1,7 @@
 """Weights as an Orbax tree beside a hub config: the form of a training checkpoint's `params`.
 
-    directory/config.json    the text-only hub config
-              params/        one array per weight, named by its path joined with "/"
+directory/config.json    the text-only hub config
+          params/        one array per weight, named by its path joined with "/"
 """
 
 import json
@@ -33,7 +33,9 @@ def save_orbax(model: Transformer, directory: Path | str) -> None:
     """
     directory = Path(directory).absolute()
     if (directory / PARAMS).exists():
-        raise FileExistsError(f"{directory / PARAMS}: expected no weights yet; got some: choose another place")
+        raise FileExistsError(
+            f"{directory / PARAMS}: expected no weights yet; got some: choose another place"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     leaves = {_name(path): variable[...] for path, variable in flat_state(nnx.state(model, nnx.Param))}
     with ocp.StandardCheckpointer() as checkpointer:
