@@ -3,7 +3,8 @@
 All published layouts are read (see `jaxrl.model.hub_layout`), block by block into arrays that already
 lie where the mesh wants them: the host holds the parameters placed on it and at most one tensor more.
 Written is the published layout: text weights under `model.language_model.`, experts fused. Vision and
-multi-token-prediction tensors stay on disk; `save_hub` copies them from the source it is given.
+multi-token-prediction tensors stay on disk, unless that block is asked for; `save_hub` copies them from
+the source it is given.
 """
 
 import json
@@ -43,19 +44,22 @@ Layout = Literal["hub", "source"]
 SHARD_BYTES = 5 * 10**9
 
 
-def load_hub(directory: Path | str, *, dtype: Dtype | None = None, mesh: Mesh | None = None) -> Transformer:
+def load_hub(
+    directory: Path | str, *, dtype: Dtype | None = None, mesh: Mesh | None = None, mtp: bool = False
+) -> Transformer:
     """The model in `directory`, in its own dtype or in `dtype`.
 
     Args:
       mesh: place every parameter as `jaxrl.mesh` says; each process reads only its own devices' blocks.
         None: whole arrays on the default device.
+      mtp: load the multi-token-prediction block, too.
 
     Raises:
       FileNotFoundError: `config.json` or the tensors are missing.
       HubError: a tensor is truncated, missing, misnamed or of another shape or dtype than the config says.
       ValueError: an axis cannot be divided over the mesh, or float64 is wanted without `jax_enable_x64`.
     """
-    source = open_hub(directory)
+    source = open_hub(directory, mtp=mtp)
     spec = replace(source.spec, dtype=dtype or source.spec.dtype)
     if spec.dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(f"{directory}: expected jax_enable_x64 for float64; got it off: set it")
@@ -94,7 +98,7 @@ def save_hub(
     for path, value in values.items():
         if not value.is_fully_addressable:
             raise ValueError(f"expected {path} to be addressable by this process; got {value.sharding}")
-    opened = open_hub(source) if source is not None else None
+    opened = open_hub(source, mtp=model.spec.mtp) if source is not None else None
     if opened is not None:
         _require_same_model(opened, model.spec)
     tensors = list(_outgoing(model.spec, values, opened, layout))
@@ -155,7 +159,7 @@ def _outgoing(
     for path, weight in all_weights(spec).items():
         pieces = source.pieces[path] if source is not None else ()
         code = pieces[0].entry.dtype if pieces else CODES[np.dtype(weight.dtype)]
-        if layout == "source" and pieces:
+        if pieces and (layout == "source" or path[0] == "mtp"):
             parts = [(piece.entry.name, piece.entry.shape, piece.region) for piece in pieces]
         else:
             shape = hub_order(weight, weight.shape, 1)

@@ -64,15 +64,17 @@ class Hub:
     carried: Mapping[str, Entry]
 
 
-def open_hub(directory: Path | str) -> Hub:
+def open_hub(directory: Path | str, *, mtp: bool = False) -> Hub:
     """Reads the config and all headers, and checks every tensor's name, shape and dtype.
+
+    `mtp` counts the multi-token-prediction block to the model; otherwise its tensors are carried.
 
     Raises:
       FileNotFoundError: `config.json` or the tensors are missing.
       HubError: a tensor is truncated, missing, misnamed or of another shape or dtype than the config says.
     """
     directory = Path(directory)
-    spec = read_spec(directory / "config.json")
+    spec = read_spec(directory / "config.json", mtp=mtp)
     entries = read_directory(directory)
     prefix = TEXT_PREFIX if any(name.startswith(TEXT_PREFIX) for name in entries) else TEXT_ONLY_PREFIX
     table = all_weights(spec)
@@ -215,7 +217,7 @@ def _allowed(weight: Weight, spec: ModelSpec) -> list[str]:
     return [*exact, CODES[stored]]
 
 
-def read_spec(file: Path) -> ModelSpec:
+def read_spec(file: Path, *, mtp: bool = False) -> ModelSpec:
     """The sizes in a `config.json`; `dtype` is that of the files.
 
     Raises:
@@ -224,7 +226,7 @@ def read_spec(file: Path) -> ModelSpec:
     """
     config = read_config(file)
     try:
-        spec = ModelSpec.from_hub_config(config)
+        spec = ModelSpec.from_hub_config(config, mtp=mtp)
     except KeyError as error:
         raise HubError(f"{file}: expected the key {error}; got none: is this a Qwen3.5 model?") from error
     except ValueError as error:
