@@ -54,11 +54,12 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
     """
     with _lock_file(path) as lock:
         _lock(lock, path)
-        _check_settings(path, config)
         skipped: list[Mapping[str, Any]] = []
         store = CheckpointStore(
             path / "checkpoints", keep=config.checkpoint.keep, report=lambda _, facts: skipped.append(facts)
         )
+        if store.paths():  # else nothing goes on: the run starts anew, with whatever settings
+            _check_settings(path, config)
         restored = store.latest(learner.state())
         feed = RunWriter(
             path,
