@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.base import Limits, Sandbox, SandboxError
+from sandbox.bubblewrap import UNPRIVILEGED_UID, _mapped
 from sandbox.diffs import RejectedDiff
 from sandbox.namespace import NamespaceProvider
 from sandbox.pipes import Pipes
@@ -390,6 +391,35 @@ def test_plain_user() -> None:
     if "Permission denied" in reason or "No module named" in reason:
         pytest.skip(f"a plain user cannot reach an interpreter or this checkout: {reason.splitlines()[-1]}")
     pytest.fail(reason)
+
+
+def test_uid_is_dropped_only_where_there_is_another(tmp_path: Path) -> None:
+    table = tmp_path / "uid_map"
+    for text, mapped in (
+        ("0 0 4294967295\n", True),
+        ("0 1000 1\n", False),
+        ("0 9 1\n1 100000 65536\n", True),
+    ):
+        table.write_text(text)
+        assert _mapped(UNPRIVILEGED_UID, table) is mapped
+
+
+def test_lower_limits_of_the_owner_stay(provider: type[NamespaceProvider]) -> None:
+    script = (
+        "import asyncio, resource\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "from sandbox.base import Limits\n"
+        "from sandbox.namespace import NamespaceProvider\n"
+        "async def main():\n"
+        "    backend = NamespaceProvider()\n"
+        "    sandbox = await backend.create({}, Limits(disk=8 << 20))\n"
+        "    print((await sandbox.exec('ulimit -f; ulimit -n', 10)).output.split())\n"
+        "    await backend.close()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout == "['2048', '1024']\n", result.stderr
 
 
 def test_last_words_of_a_shell_that_ended_before_it_read() -> None:
