@@ -39,8 +39,17 @@ class OpenRun:
         return f"run {self.path} {began} (attempt {self.feed.attempt}){skipped}"
 
     def save(self, step: int, cursor: int, learner: Learner) -> None:
-        """Writes a checkpoint after `step` and says so in the feed."""
-        self.store.save(learner.state(), step=step, version=learner.version, progress={"cursor": cursor})
+        """Writes a checkpoint after `step` and says so in the feed.
+
+        Raises `ConfigError` if the disk refuses.
+        """
+        try:
+            self.store.save(learner.state(), step=step, version=learner.version, progress={"cursor": cursor})
+        except OSError as error:
+            raise ConfigError(
+                f"step {step} could not be saved, so the run stops; started again, it goes on from the "
+                f"checkpoint before: {error}"
+            ) from error
         self.feed.event("checkpoint", step, cursor=cursor, version=learner.version)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,6 +129,21 @@ def test_supervised_training_does_not_write_into_another_run(tmp_path: Path) -> 
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="choose another run.run_name"):
         sft.train(load(), tmp_path)
+
+
+def test_full_disk_ends_the_run_with_a_reason_and_no_draft(tmp_path: Path) -> None:
+    tree = {"params": {"w": np.random.default_rng(0).random(200_000)}}
+    learner = SimpleNamespace(state=lambda: tree, version=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_run(tmp_path, load(), learner) as opened:  # type: ignore[arg-type]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+        try:
+            with pytest.raises(ConfigError, match="step 3 could not be saved"):
+                opened.save(3, 9, learner)  # type: ignore[arg-type]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not list((tmp_path / "checkpoints").iterdir())
+        opened.save(3, 9, learner)  # type: ignore[arg-type]
 
 
 def test_damaged_checkpoints_are_said_aloud() -> None:
