@@ -213,8 +213,16 @@ def _engine_options(config: Config) -> EngineOptions:
 
 
 def learner_options(config: Config, *, total_steps: int) -> OptimizerOptions:
-    """The optimizer's settings for a training of `total_steps` updates."""
+    """The optimizer's settings for a training of `total_steps` updates.
+
+    Raises `ConfigError` for a cosine that has no update left after the warm-up.
+    """
     chosen = config.optimizer
+    if chosen.schedule == "cosine" and total_steps <= chosen.warmup_steps:
+        raise ConfigError(
+            f"optimizer.schedule = cosine: expected more than optimizer.warmup_steps = {chosen.warmup_steps} "
+            f"updates in all, got {total_steps}"
+        )
     return OptimizerOptions(
         learning_rate=chosen.learning_rate,
         schedule=chosen.schedule,

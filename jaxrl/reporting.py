@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxrl.assembly import Parts
-from jaxrl.contracts import Trajectory, TrajectoryGroup
+from jaxrl.contracts import OUTCOME_RULES, Trajectory, TrajectoryGroup
 from jaxrl.feed.schema import series
 from jaxrl.feed.writer import RunWriter, Value
 from jaxrl.progress import StepLine
@@ -66,9 +66,10 @@ def _sampled(groups: Sequence[TrajectoryGroup]) -> dict[str, Value]:
     sampled = sum(int(t.loss_mask.sum()) for t in rollouts)
     total = sum(len(t.tokens) for t in rollouts)
     outcomes = Counter(t.outcome.value for t in rollouts)
+    voting = sum(OUTCOME_RULES[t.outcome].votes for t in rollouts)
     return {
         "reward/mean": (sum(rewards), len(rewards)),
-        "reward/pass_rate": (outcomes["resolved"], len(rollouts)),
+        "reward/pass_rate": (outcomes["resolved"], voting),
         "rollouts/turns": (sum(row["turns"] for row in map(rollout_row, rollouts)), len(rollouts)),
         "rollouts/length": (total, len(rollouts)),
         "tokens/sampled": sampled,

@@ -39,8 +39,17 @@ class OpenRun:
         return f"run {self.path} {began} (attempt {self.feed.attempt}){skipped}"
 
     def save(self, step: int, cursor: int, learner: Learner) -> None:
-        """Writes a checkpoint after `step` and says so in the feed."""
-        self.store.save(learner.state(), step=step, version=learner.version, progress={"cursor": cursor})
+        """Writes a checkpoint after `step` and says so in the feed.
+
+        Raises `ConfigError` if the disk refuses.
+        """
+        try:
+            self.store.save(learner.state(), step=step, version=learner.version, progress={"cursor": cursor})
+        except OSError as error:
+            raise ConfigError(
+                f"step {step} could not be saved, so the run stops; started again, it goes on from the "
+                f"checkpoint before: {error}"
+            ) from error
         self.feed.event("checkpoint", step, cursor=cursor, version=learner.version)
 
 
@@ -54,11 +63,12 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
     """
     with _lock_file(path) as lock:
         _lock(lock, path)
-        _check_settings(path, config)
         skipped: list[Mapping[str, Any]] = []
         store = CheckpointStore(
             path / "checkpoints", keep=config.checkpoint.keep, report=lambda _, facts: skipped.append(facts)
         )
+        if store.paths():  # else nothing goes on: the run starts anew, with whatever settings
+            _check_settings(path, config)
         restored = store.latest(learner.state())
         feed = RunWriter(
             path,

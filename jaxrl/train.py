@@ -46,13 +46,17 @@ from jaxrl.stepping import StepOptions, StepResult, StepTrainer
 from jaxrl.summary import gains
 
 COMMAND = "python -m jaxrl.train"
+STOPPED_AT_ONCE = 130  # what shells report for a program that Ctrl-C ended
 
 
 def main(argv: Sequence[str]) -> None:
     """Entry point of `python -m jaxrl.train`."""
     config = from_command_line(argv, command=COMMAND)
     with explained(COMMAND):
-        asyncio.run(train(config))
+        try:
+            asyncio.run(train(config))
+        except asyncio.CancelledError:  # by a second Ctrl-C
+            sys.exit(STOPPED_AT_ONCE)
 
 
 async def train(config: Config) -> None:
@@ -232,6 +236,7 @@ class Trainer:
         def stop() -> None:
             if self._stopping:
                 task.cancel()
+                return
             self._stopping = True
             self._progress.note("stopping after this step; Ctrl-C again stops at once")
 

@@ -81,7 +81,7 @@ def keeper_config(layout: Layout) -> dict[str, Any]:
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     if release < (5, 14):
         raise SandboxError(WHY_NOT.format(reason=f"kernel {os.uname().release}"))
-    uid = UNPRIVILEGED_UID if os.geteuid() == 0 else None
+    uid = UNPRIVILEGED_UID if os.geteuid() == 0 and _mapped(UNPRIVILEGED_UID) else None
     return {"bwrap": layout.bwrap, "uid": uid, "expose": layout.expose}
 
 
@@ -149,6 +149,12 @@ def _python(prefix: Path, visible: Path) -> Python:
     if prefix.is_relative_to("/usr"):
         return Python(str(prefix / name), None, {})
     return Python(f"{PYTHON_MOUNT}/{name}", str(visible), {"LD_LIBRARY_PATH": f"{PYTHON_MOUNT}/lib"})
+
+
+def _mapped(uid: int, table: Path = Path("/proc/self/uid_map")) -> bool:
+    """Whether there is such a uid here: in a user namespace, root may be the only one, and a plain user."""
+    ranges = (map(int, line.split()) for line in table.read_text().splitlines())
+    return any(first <= uid < first + count for first, _, count in ranges)
 
 
 def _hidden(path: Path) -> bool:

@@ -54,6 +54,8 @@ def candidates() -> list[str]:
     minors = range(OLDEST[1], 15)
     found = [sys.executable] + [f"python3.{minor}" for minor in minors] + ["python3"]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    if not os.access(pyenv, os.R_OK | os.X_OK):  # none, or another user's
+        return found
     for minor in minors:
         found += [str(path) for path in sorted(pyenv.glob(f"3.{minor}*/bin/python"), reverse=True)]
     return found

@@ -2,16 +2,16 @@
 
     python tools/check_run.py runs/quickstart
 
-Reads the surviving lineage (rows that a resumed attempt did not abandon) and fails if a step is missing
-or doubled, if a (task, epoch, sample) was trained more than once, or if a token came from weights other
-than those its step trained. Prints what it found.
+Reads the surviving lineage (rows that a resumed attempt did not abandon) and fails if a step or a rollout
+of one is missing or doubled, if a (task, epoch, sample) was trained more than once, or if a token came from
+weights other than those its step trained. Prints what it found.
 """
 
 import argparse
 from collections import Counter
 from pathlib import Path
 
-from jaxrl.feed.reader import lineage, read_events, read_rollouts, read_series
+from jaxrl.feed.reader import lineage, read_events, read_rollouts, read_run, read_series
 
 
 def problems(run: Path) -> list[str]:
@@ -26,6 +26,11 @@ def problems(run: Path) -> list[str]:
     doubled = [rollout for rollout, count in trained.items() if count > 1]
     if doubled:
         found.append(f"{len(doubled)} rollouts were trained more than once: {doubled[:3]}")
+    rl = read_run(run)["config"]["rl"]
+    whole = rl["prompts_per_step"] * rl["group_size"]
+    for step in steps:
+        if (rows := len(read_rollouts(run, step))) != whole:
+            found.append(f"step {step}: expected {whole} rollouts, got {rows}")
     published = {row["step"]: row["version"] for row in read_events(run, "step")}
     for step in steps:
         expected = published.get(step - 1, 0)
@@ -39,6 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("run", type=Path)
     run = parser.parse_args().run
+    if not (run / "run.json").is_file():
+        parser.error(f"{run}: expected the folder of a run, found no run.json in it")
     steps = [row["step"] for row in read_events(run, "step")]
     rollouts = sum(len(read_rollouts(run, step)) for step in steps)
     errors = [value for _, value in read_series(run, "train/logprob_error_max") if value is not None]

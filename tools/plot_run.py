@@ -101,8 +101,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    try:
+        drawn = draw(arguments.runs)
+    except ValueError as error:
+        parser.error(str(error))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(draw(arguments.runs), encoding="utf-8")
+    arguments.output.write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

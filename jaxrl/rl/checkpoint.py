@@ -174,10 +174,13 @@ def _serial(path: Path) -> int:
 
 def _write_draft(draft: Path, parts: Mapping[str, Mapping[str, np.ndarray]], ledger: Ledger) -> None:
     draft.mkdir()
-    with ocp.StandardCheckpointer() as checkpointer:
-        for part, leaves in parts.items():
-            checkpointer.save(draft / part, dict(leaves))
-            checkpointer.wait_until_finished()
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            for part, leaves in parts.items():
+                checkpointer.save(draft / part, dict(leaves))
+                checkpointer.wait_until_finished()
+    except ValueError as error:  # how Orbax passes on what TensorStore says of a full disk
+        raise OSError(f"cannot write {draft}: {error}") from error
     ledger = replace(ledger, files=file_digests(draft))
     write_ledger(draft, ledger)
     for part, leaves in parts.items():

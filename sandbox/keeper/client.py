@@ -123,7 +123,8 @@ def _start(config: dict[str, Any], control: int) -> subprocess.Popen[bytes]:
         pass_fds=[control],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={"LC_ALL": "C.UTF-8"},
+        # Without the second, an interpreter that finds its own library through it would not start.
+        env={"LC_ALL": "C.UTF-8", "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
         cwd=os.sep,
         start_new_session=True,
     )

@@ -105,7 +105,7 @@ class Keeper:
             return
         try:
             for name, value in request["rlimits"].items():
-                resource.prlimit(first, getattr(resource, name), (value, value))
+                limit(first, getattr(resource, name), value)
         except OSError as error:
             return self._reply(request, {"errno": 0, "error": f"bubblewrap did not start: {error}"})
         self._reply(request, {"pid": first})
@@ -201,6 +201,13 @@ def _readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(_REPORT_TIMEOUT))
+
+
+def limit(pid: int, resource_number: int, value: int) -> None:
+    """Sets a resource limit, or leaves the lower one that the owner itself runs under."""
+    _, hard = resource.prlimit(pid, resource_number)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.prlimit(pid, resource_number, (value, value))
 
 
 def expose(places: list[tuple[str, str]]) -> None:

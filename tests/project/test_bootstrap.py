@@ -50,6 +50,14 @@ def test_a_broken_shim_is_passed_over_for_an_interpreter_of_pyenv(tmp_path, monk
     assert bootstrap.find_python() == real
 
 
+def test_pyenv_of_another_user_is_passed_over(tmp_path, monkeypatch):
+    script(tmp_path / "versions" / "3.13.0" / "bin" / "python", "echo 3 13")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert any(str(tmp_path) in each for each in bootstrap.candidates())
+    monkeypatch.setattr(bootstrap.os, "access", lambda path, mode: False)  # as root, nothing is unreadable
+    assert not any(str(tmp_path) in each for each in bootstrap.candidates())
+
+
 def test_without_any_interpreter_the_error_says_what_was_tried(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxrl import sft, train
-from jaxrl.assembly import build_model, build_tasks, check_prompts, check_sizes, open_parts
+from jaxrl.assembly import build_model, build_tasks, check_prompts, check_sizes, learner_options, open_parts
 from jaxrl.config import ConfigError, load
-from jaxrl.runs import OpenRun
+from jaxrl.contracts import OUTCOME_RULES, Outcome, Trajectory, TrajectoryGroup
+from jaxrl.reporting import _sampled
+from jaxrl.runs import OpenRun, open_run
 from jaxrl.train import Trainer
 from sandbox.base import SandboxError
 from sandbox.grading.grader import Grader
@@ -99,6 +103,20 @@ def test_run_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFi
     assert "can't write the run's folder" in capsys.readouterr().err
 
 
+def test_other_settings_are_free_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+    learner = SimpleNamespace(state=dict)
+    for context in (20, 192):
+        config = load(overrides=[f"engine.context={context}"])
+        with open_run(tmp_path, config, learner) as opened:  # type: ignore[arg-type]
+            assert opened.fresh
+    (tmp_path / "checkpoints/checkpoint_000001_step_00000000").mkdir(parents=True)
+    with (
+        pytest.raises(ConfigError, match="engine.context: 192 then, 20 now"),
+        open_run(tmp_path, load(overrides=["engine.context=20"]), learner),  # type: ignore[arg-type]
+    ):
+        pytest.fail("expected other settings to be refused")
+
+
 @pytest.mark.parametrize("line", ["not json", json.dumps({"other": 1}), json.dumps({"messages": [{}]})])
 def test_data_that_are_no_conversations(tmp_path: Path, line: str) -> None:
     data = tmp_path / "data.jsonl"
@@ -113,10 +131,57 @@ def test_supervised_training_does_not_write_into_another_run(tmp_path: Path) -> 
         sft.train(load(), tmp_path)
 
 
+def test_full_disk_ends_the_run_with_a_reason_and_no_draft(tmp_path: Path) -> None:
+    tree = {"params": {"w": np.random.default_rng(0).random(200_000)}}
+    learner = SimpleNamespace(state=lambda: tree, version=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_run(tmp_path, load(), learner) as opened:  # type: ignore[arg-type]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+        try:
+            with pytest.raises(ConfigError, match="step 3 could not be saved"):
+                opened.save(3, 9, learner)  # type: ignore[arg-type]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not list((tmp_path / "checkpoints").iterdir())
+        opened.save(3, 9, learner)  # type: ignore[arg-type]
+
+
 def test_damaged_checkpoints_are_said_aloud() -> None:
     feed = SimpleNamespace(attempt=2)
     opened = OpenRun(Path("r"), feed, None, 0, 0, fresh=True, damaged=3)  # type: ignore[arg-type]
     assert opened.greeting == "run r starts (attempt 2); 3 newer checkpoints are damaged"
+
+
+def test_cosine_without_an_update_after_the_warm_up() -> None:
+    config = load(overrides=["optimizer.schedule=cosine", "optimizer.warmup_steps=3"])
+    assert learner_options(config, total_steps=4).total_steps == 4
+    with pytest.raises(ConfigError, match="optimizer.schedule = cosine: expected more than"):
+        learner_options(config, total_steps=3)
+
+
+def test_second_interrupt_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cancelled(config) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(train, "train", cancelled)
+    with pytest.raises(SystemExit) as caught:
+        train.main([])
+    assert caught.value.code == 130
+
+
+def test_rollouts_that_do_not_vote_are_not_in_the_pass_rate() -> None:
+    outcomes = (Outcome.RESOLVED, Outcome.UNRESOLVED, Outcome.INFRA_ERROR, Outcome.SUSPECTED_TAMPERING)
+    nothing = np.zeros(0, np.int32)
+    trajectories = [
+        Trajectory(
+            task="t", epoch=0, sample=sample, tokens=nothing, loss_mask=nothing.astype(bool),
+            logprobs=nothing.astype(np.float32), full_logprobs=nothing.astype(np.float32), versions=nothing,
+            turns=(), outcome=outcome, reward=OUTCOME_RULES[outcome].reward,
+        )
+        for sample, outcome in enumerate(outcomes)
+    ]  # fmt: skip
+    values = _sampled([TrajectoryGroup(task="t", epoch=0, trajectories=trajectories)])
+    assert values["reward/pass_rate"] == (1, 3) and values["reward/mean"] == (1.0, 3)
 
 
 def test_no_further_evaluation_once_asked_to_stop() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 from jaxrl import train
 from jaxrl.config import ConfigError, load
 from jaxrl.feed.reader import lineage, read_events, read_rollouts, read_series, read_transcript
+from tools import check_run
 from tools.check_run import problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +51,20 @@ def test_every_step_is_recorded_once_and_nothing_is_stale(run):
     assert problems(run) == []
     assert [row["step"] for row in read_events(run, "step")] == [1, 2]
     assert [row["cursor"] for row in read_events(run, "step")] == [4, 8]
+
+
+def test_a_lost_rollout_is_a_problem(run, tmp_path):
+    copied = shutil.copytree(run, tmp_path / "copied", ignore=shutil.ignore_patterns("checkpoints"))
+    rows = copied / "rollouts/step_000002.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[1:]))
+    assert problems(copied) == ["step 2: expected 16 rollouts, got 15"]
+
+
+def test_no_run_is_no_success(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["check_run.py", str(tmp_path / "typo")])
+    with pytest.raises(SystemExit) as caught:
+        check_run.main()
+    assert caught.value.code == 2 and "no run.json" in capsys.readouterr().err
 
 
 def test_sampler_and_trainer_agree(run):
