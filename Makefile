@@ -4,12 +4,13 @@ PY := .venv/bin/python
 UV := .uv/bin/uv
 READY := .venv/ready.json
 NOJAX := .cache/nojax
+HF := .cache/hf
 ARGS ?=
 
-.PHONY: help setup train test test-slow test-nojax lint bench lock clean
+.PHONY: help setup train test test-slow test-nojax parity lint starting-checkpoint bench lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(READY)  ## private environment in .venv, from the locked requirements
 
@@ -31,12 +32,24 @@ test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment
 $(NOJAX)/ready.json: $(READY) requirements/nojax.txt
 	$(PYTHON3) tools/bootstrap.py --environment $(NOJAX) --requirements requirements/nojax.txt
 
+parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random weights
+	$(PY) tools/parity.py --hf-python $(HF)/bin/python $(ARGS)
+
+# By pip: torch's CPU build may come from an index that only pip is configured for.
+$(HF)/ready: requirements/hf.txt
+	$(PYTHON3) -m venv --clear $(HF)
+	$(HF)/bin/python -m pip install --quiet -r requirements/hf.txt
+	touch $@
+
 lint: $(READY)  ## ruff, pyright, import layers, size report
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 	.venv/bin/lint-imports --no-cache
 	$(PY) tools/size_report.py
+
+starting-checkpoint: $(READY)  ## the quickstart's starting checkpoint anew: about 10 minutes
+	$(PY) tools/make_starting_checkpoint.py $(ARGS)
 
 bench: $(READY)  ## kernel benchmarks on this machine
 	$(PY) -m kernels.bench $(ARGS)

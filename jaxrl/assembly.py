@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Sampling
 from jaxrl.engine.scheduler import Engine, EngineOptions
-from jaxrl.model.hub import load_hub
+from jaxrl.model.hub import load_hub, save_hub
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 from jaxrl.rl.optimizer import OptimizerOptions
@@ -64,6 +64,12 @@ def build_model(config: Config) -> Transformer:
             f"model.preset = {config.model.preset!r}: expected one of {', '.join(sorted(PRESETS))}"
         )
     return Transformer(PRESETS[config.model.preset], rngs=nnx.Rngs(config.run.seed))
+
+
+def export_model(config: Config, model: Transformer, folder: Path) -> None:
+    """Writes the trained model in hub layout, with what its checkpoint held besides the text model."""
+    start = config.model.checkpoint
+    save_hub(model, folder, source=None if start is None else resource(start))
 
 
 def _loaded(path: Path, config: Config) -> Transformer:

@@ -11,10 +11,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxrl.assembly import build_model, build_tokenizer, learner_options, package_versions
+from jaxrl.assembly import (
+    build_model,
+    build_tokenizer,
+    export_model,
+    learner_options,
+    package_versions,
+)
 from jaxrl.config import Config, ConfigError, explained, from_command_line, to_json
 from jaxrl.feed.writer import RunWriter
-from jaxrl.model.hub import save_hub
 from jaxrl.rl.learner import Learner
 from jaxrl.rl.loss import CrossEntropy
 from jaxrl.rl.packing import Example, pack
@@ -65,7 +70,7 @@ def train(config: Config, run: Path) -> None:
         )
         if step % REPORT_EVERY == 0 or step == config.sft.steps:
             print(f"step {step}/{config.sft.steps}  loss {report.metrics['loss']:.4f}", flush=True)
-    save_hub(learner.model(), run / "model")
+    export_model(config, learner.model(), run / "model")
     feed.event("stop", config.sft.steps, config=to_json(config))
     feed.close()
 

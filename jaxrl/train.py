@@ -24,13 +24,13 @@ from jaxrl.assembly import (
     build_tasks,
     check_prompts,
     check_sizes,
+    export_model,
     learner_options,
     open_parts,
 )
 from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, evaluate, record
-from jaxrl.model.hub import save_hub
 from jaxrl.model.transformer import Transformer
 from jaxrl.progress import Progress
 from jaxrl.reporting import step_line, step_metrics, write_rollouts
@@ -129,7 +129,7 @@ class Trainer:
             if self._checkpoint_due(step) or self._stopping:
                 await self._save(step)
             await self._evaluate_due(step)
-        save_hub(self._learner.model(), self._opened.path / "model")
+        export_model(self._config, self._learner.model(), self._opened.path / "model")
         self._opened.feed.event("stop", step, reason="asked to stop" if self._stopping else "finished")
 
     async def _step(self, step: int) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sandbox.base import SandboxError
@@ -58,12 +59,22 @@ class Shell:
         self._pipes = pipes
 
     async def start(self, timeout: float) -> Finished:
-        """Waits until the shell answers; without exit code, the output is why it did not start."""
+        """Waits until the shell answers. Without an exit code it ended instead, and said `output`."""
         try:
             await self._pipes.write(_SETUP)
             return await self.run(":", timeout, limit=4096)
-        except SandboxError:  # it ended before it read anything
-            return Finished((await self._pipes.read()).decode(errors="replace"), None)
+        except SandboxError as error:
+            if not isinstance(error.__cause__, BrokenPipeError):
+                raise
+            return await self._last_words(timeout)  # it was gone before it could be asked
+
+    async def _last_words(self, timeout: float) -> Finished:
+        capture = Capture(4096)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while chunk := await self._pipes.read():
+                    capture.add(chunk)
+        return Finished(capture.text(), None)
 
     async def run(self, command: str, timeout: float, *, limit: int) -> Finished:
         """Runs `command` for at most `timeout` seconds, keeping `limit` bytes of output.

@@ -89,9 +89,10 @@ def float32_means_float64():
         torch.set_default_dtype(torch.float32)
 
 
-def build(kind: str):
-    prefix = "Qwen3_5Moe" if kind == "moe" else "Qwen3_5"
-    config = getattr(transformers, f"{prefix}TextConfig")(**json.loads(json.dumps(KINDS[kind])))
+def build(sizes: dict):
+    """A text model of the given sizes, a mixture of experts if they name experts."""
+    prefix = "Qwen3_5Moe" if "num_experts" in sizes else "Qwen3_5"
+    config = getattr(transformers, f"{prefix}TextConfig")(**json.loads(json.dumps(sizes)))
     config._attn_implementation = config._experts_implementation = "eager"
     return getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
 
@@ -117,15 +118,16 @@ def random_weight(name: str, shape: torch.Size, rng: np.random.Generator) -> tor
     return torch.tensor(value, dtype=torch.float32).bfloat16().float()
 
 
-def random_state(kind: str) -> dict[str, torch.Tensor]:
-    rng, shapes = np.random.default_rng(SEED), build(kind).state_dict()
-    tied = KINDS[kind]["tie_word_embeddings"]
+def random_state(sizes: dict, seed: int) -> dict[str, torch.Tensor]:
+    rng, shapes = np.random.default_rng(seed), build(sizes).state_dict()
+    tied = sizes["tie_word_embeddings"]
     names = [name for name in sorted(shapes) if not (tied and name == "lm_head.weight")]
     return {name: random_weight(name, shapes[name].shape, rng) for name in names}
 
 
-def load(kind: str, state: dict[str, torch.Tensor]):
-    model = build(kind)
+def load(sizes: dict, state: dict[str, torch.Tensor]):
+    """A model with the given weights in torch's default dtype."""
+    model = build(sizes)
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
@@ -163,7 +165,7 @@ def losses_and_probes(model, ids_BT: torch.Tensor, mask_BT: torch.Tensor, moe: b
 
 
 def hub_name(name: str) -> str:
-    return name.replace("model.", "model.language_model.", 1)
+    return name if ".visual." in name else name.replace("model.", "model.language_model.", 1)
 
 
 def save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
@@ -175,16 +177,17 @@ def save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def trace(kind: str, out: Path) -> None:
-    state, vocab = random_state(kind), KINDS[kind]["vocab_size"]
+    sizes = KINDS[kind]
+    state, vocab = random_state(sizes, SEED), sizes["vocab_size"]
     rng = np.random.default_rng(SEED + 1)
     ids_BT, mask_BT = torch.zeros((2, 75), dtype=torch.long), torch.zeros((2, 75), dtype=torch.long)
     for row, length in enumerate((75, 9)):
         ids_BT[row, :length] = torch.from_numpy(rng.integers(2, vocab, length))
         mask_BT[row, :length] = 1
     record = {"ids_BT": ids_BT.numpy(), "mask_BT": mask_BT.numpy()}
-    record["logits.f32"], _ = forward(load(kind, state), ids_BT[0])
+    record["logits.f32"], _ = forward(load(sizes, state), ids_BT[0])
     with float32_means_float64():
-        model = load(kind, state)
+        model = load(sizes, state)
         record["logits.f64"], record["hidden.f64"] = forward(model, ids_BT[0])
         record["short.f64"], _ = forward(model, ids_BT[1, :9])
         record |= losses_and_probes(model, ids_BT, mask_BT, kind == "moe")
@@ -197,7 +200,7 @@ def trace(kind: str, out: Path) -> None:
     np.savez_compressed(out / "trace.npz", **record)
     save_weights(state, out / "model.safetensors")
     config = {
-        "text_config": KINDS[kind],
+        "text_config": sizes,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
     }

@@ -1,6 +1,6 @@
 """Makes the quickstart's starting checkpoint: two stages of supervised training on generated tasks.
 
-    python tools/make_starting_checkpoint.py [--seed 0] [--work build/start] [--output configs/quickstart/start]
+    python tools/make_starting_checkpoint.py [--seed 0] [--work build/start] [--output DIR]
 
 Stage 1 teaches the tool calls and, from documents, what the right line looks like. Stage 2 makes the
 right fix a minority behaviour: most of its demonstrations try the family's stock edit, so that greedy

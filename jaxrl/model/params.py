@@ -6,7 +6,7 @@ axes by `jaxrl.mesh`.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxrl.model.spec import ModelSpec
+from jaxrl.model.spec import LayerType, ModelSpec
 
 Init = Literal["fan_in", "embedding", "zeros", "ones", "log_decay"]
 EMBEDDING_STD = 0.02
@@ -23,7 +23,8 @@ DECAY_RANGE = (0.01, 16.0)
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. `hub` is its name on the hub without the prefix of its layer or of the text model.
+    """One parameter. `hub` is its name on the hub without the prefix of its layer or of the text model
+    (the head and the multi-token-prediction block have none).
 
     `swap` names the two axes that the hub stores in the other order, `unit` an axis of size 1 that only
     the hub's form has.
@@ -173,6 +174,17 @@ def top_weights(spec: ModelSpec) -> dict[str, Weight]:
     return top
 
 
+def mtp_weights(spec: ModelSpec) -> dict[str, Weight]:
+    """What the multi-token-prediction block has beside its decoder layer; `hub` holds the full names."""
+    D, dtype = spec.hidden_size, spec.dtype
+    return {
+        "fc": _matrix(2 * D, D, (None, "embed"), "mtp.fc", dtype),
+        "embedding_norm": _norm(D, "mtp.pre_fc_norm_embedding", dtype),
+        "hidden_norm": _norm(D, "mtp.pre_fc_norm_hidden", dtype),
+        "norm": _norm(D, "mtp.norm", dtype),
+    }
+
+
 Path = tuple[str | int, ...]
 
 
@@ -180,18 +192,25 @@ def all_weights(spec: ModelSpec) -> dict[Path, Weight]:
     """Every weight by its path in the state of a `Transformer`."""
     table: dict[Path, Weight] = {(name,): weight for name, weight in top_weights(spec).items()}
     for layer, kind in enumerate(spec.layer_types):
-        mixer = gdn_weights(spec) if kind == "linear_attention" else attention_weights(spec)
-        parts: dict[Path, dict[str, Weight]] = {(): block_weights(spec), ("mixer",): mixer}
-        if spec.mlp_dim is not None:
-            parts["mlp",] = mlp_weights(spec, spec.mlp_dim, "mlp")
-        if spec.shared_expert_dim is not None:
-            parts["mlp",] = moe_weights(spec)
-            parts["mlp", "shared"] = mlp_weights(spec, spec.shared_expert_dim, "mlp.shared_expert")
-        for at, weights in parts.items():
-            table |= {("layers", layer, *at, name): weight for name, weight in weights.items()}
+        table |= {("layers", layer, *at): weight for at, weight in _layer_weights(spec, kind).items()}
+    if spec.mtp:
+        table |= {("mtp", name): weight for name, weight in mtp_weights(spec).items()}
+        for at, weight in _layer_weights(spec, "full_attention").items():
+            table["mtp", "layer", *at] = replace(weight, hub=f"mtp.layers.0.{weight.hub}")
     return table
 
 
+def _layer_weights(spec: ModelSpec, kind: LayerType) -> dict[Path, Weight]:
+    mixer = gdn_weights(spec) if kind == "linear_attention" else attention_weights(spec)
+    parts: dict[Path, dict[str, Weight]] = {(): block_weights(spec), ("mixer",): mixer}
+    if spec.mlp_dim is not None:
+        parts["mlp",] = mlp_weights(spec, spec.mlp_dim, "mlp")
+    if spec.shared_expert_dim is not None:
+        parts["mlp",] = moe_weights(spec)
+        parts["mlp", "shared"] = mlp_weights(spec, spec.shared_expert_dim, "mlp.shared_expert")
+    return {(*at, name): weight for at, weights in parts.items() for name, weight in weights.items()}
+
+
 def parameter_count(spec: ModelSpec) -> int:
-    """Parameters of the text model, a tied head counted once."""
+    """Parameters of the model, a tied head counted once; `spec.mtp` adds the multi-token-prediction block."""
     return sum(math.prod(weight.shape) for weight in all_weights(spec).values())

@@ -35,6 +35,7 @@ class ModelSpec:
     expert_dim: int | None = None
     shared_expert_dim: int | None = None
     tie_embeddings: bool = False
+    mtp: bool = False  # whether the model carries its multi-token-prediction block
     norm_eps: float = 1e-6
     dtype: Dtype = "float32"  # parameters and activations; sums that need more use at least float32
 
@@ -79,13 +80,22 @@ class ModelSpec:
         return self.gdn_value_heads * self.gdn_value_dim
 
     @classmethod
-    def from_hub_config(cls, config: Mapping[str, Any], *, dtype: Dtype | None = None) -> "ModelSpec":
+    def from_hub_config(
+        cls, config: Mapping[str, Any], *, dtype: Dtype | None = None, mtp: bool = False
+    ) -> "ModelSpec":
         """Reads a hub `config.json`, multimodal (sizes under `text_config`) or text-only.
+
+        Args:
+          mtp: take the multi-token-prediction block along; most uses of a model have none for it.
 
         Raises:
           KeyError: a size or the rope parameters are missing; nothing is guessed.
+          ValueError: `mtp` is asked of a config without such a block.
         """
         text = config.get("text_config", config)
+        if mtp and text.get("mtp_num_hidden_layers") != 1:
+            got = text.get("mtp_num_hidden_layers")
+            raise ValueError(f"expected mtp_num_hidden_layers = 1; got {got}: load without mtp")
         rope = text["rope_parameters"]
         moe = "num_experts" in text
         tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
@@ -96,6 +106,7 @@ class ModelSpec:
             rotary_dim=round(text["head_dim"] * rope["partial_rotary_factor"]),
             rope_theta=rope["rope_theta"],
             tie_embeddings=tied,
+            mtp=mtp,
             dtype=dtype or text.get("dtype") or config.get("dtype") or "bfloat16",
         )
 
@@ -112,6 +123,7 @@ class ModelSpec:
             "layer_types": list(self.layer_types),
             "rope_parameters": _rope_parameters(self),
             "tie_word_embeddings": self.tie_embeddings,
+            **({"mtp_num_hidden_layers": 1} if self.mtp else {}),
             "dtype": self.dtype,
         }
 

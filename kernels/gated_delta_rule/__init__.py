@@ -30,10 +30,11 @@ def gated_delta_rule(
       implementation: "xla" (chunked; one recurrent step when T == 1) or "recurrent" (token by token).
 
     Returns:
-      Outputs and the state after the last token, both in float32 (float64 for float64 inputs).
+      Outputs and the state after the last token, both in float32 (float64 for float64 inputs). For
+      T == 0 that is the initial state.
 
     Raises:
-      ValueError: unknown implementation, N not a multiple of K, or T == 0.
+      ValueError: unknown implementation, or N not a multiple of K.
     """
     key_heads, value_heads = q_BTKH.shape[2], v_BTNJ.shape[2]
     if value_heads % key_heads:
@@ -41,8 +42,6 @@ def gated_delta_rule(
             f"gated_delta_rule: expected value heads to be a multiple of the {key_heads} key heads; "
             f"got {value_heads}"
         )
-    if q_BTKH.shape[1] == 0:
-        raise ValueError("gated_delta_rule: expected at least one token; got T = 0")
     table = {"xla": xla.chunked_or_step, "recurrent": xla.recurrent}
     run = choose("gated_delta_rule", implementation, table)
     return run(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, initial_state_BNHJ)

@@ -23,6 +23,8 @@ def chunked_or_step(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, sta
     if q_BTKH.shape[1] > 1:
         return chunked(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNHJ)
     state_BNHJ = _initial(state_BNHJ, k_BTKH, v_BTNJ)
+    if q_BTKH.shape[1] == 0:
+        return v_BTNJ.astype(state_BNHJ.dtype), state_BNHJ
     o_BNJ, state_BNHJ = step(
         q_BTKH[:, 0], k_BTKH[:, 0], v_BTNJ[:, 0], g_BTN[:, 0], beta_BTN[:, 0], state_BNHJ
     )
@@ -32,7 +34,8 @@ def chunked_or_step(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, sta
 def recurrent(q_BTKH, k_BTKH, v_BTNJ, g_BTN, beta_BTN, segment_ids_BT, state_BNHJ):
     """Token by token; the slow form whose gradients check those of `chunked`."""
     segments_BT = _segments(segment_ids_BT, q_BTKH)
-    new_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
+    T = q_BTKH.shape[1]
+    new_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))[:, :T]
 
     def body(S_BNHJ, xs):
         q_BKH, k_BKH, v_BNJ, g_BN, beta_BN, new_B = xs

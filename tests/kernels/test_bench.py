@@ -1,6 +1,7 @@
 """The benchmark's arithmetic, refusals and output; nothing here depends on how fast anything is."""
 
 import json
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -148,3 +149,11 @@ def test_gpu_rows_say_what_cannot_run_there():
 def test_every_op_runs_and_agrees_with_its_peer(op, capsys):
     assert bench.main(["--quick", "--op", op, "--platform", "cpu"]) == 0
     assert "WRONG" not in capsys.readouterr().out
+
+
+def test_cost_per_token_compares_the_longest_with_the_shortest(monkeypatch):
+    monkeypatch.setattr(bench, "interleaved", lambda calls, repetitions: [[3e-6, 30e-6], [4e-6, 40e-6]])
+    short = tiny_case(Variant("xla", lambda x: x))
+    long = replace(short, tokens=4)
+    shown = bench.per_token("forward", [short, long], repetitions=2)
+    assert shown.endswith("T 3: 5.5 (1..10), T 4: 5.5 (1..10); last / first 1.00")

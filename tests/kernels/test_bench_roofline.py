@@ -1,5 +1,7 @@
 """Counts of FLOPs and bytes against loops that count as they compute, and the arithmetic of bounds."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,11 +101,12 @@ def test_attention():
 def product_flops(run, *args):
     """FLOPs of all dot_generals of a traced function: 2 x result x contracted size."""
     total = 0
-    for equation in jax.make_jaxpr(run)(*args).eqns:
+    equations: Any = jax.make_jaxpr(run)(*args).eqns
+    for equation in equations:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
-            sizes = [np.shape(equation.invars[0].aval)[axis] for axis in contracted]
-            total += 2 * int(np.prod(np.shape(equation.outvars[0].aval)) * np.prod(sizes))
+            sizes = [equation.invars[0].aval.shape[axis] for axis in contracted]
+            total += 2 * equation.outvars[0].aval.size * int(np.prod(sizes))
     return total
 
 

@@ -42,8 +42,8 @@ def gradients(function):
     hidden, head, targets = map(jnp.asarray, inputs())
 
     def loss(hidden, head):
-        logprob, entropy = function(hidden, head, targets)
-        return jnp.sin(logprob).sum() + 0.3 * jnp.cos(entropy).sum()
+        logprob, entropy, norm = function(hidden, head, targets)
+        return jnp.sin(logprob).sum() + 0.3 * jnp.cos(entropy).sum() + 0.1 * (norm**2).sum()
 
     return jax.grad(loss, argnums=(0, 1))(hidden, head)
 
@@ -51,7 +51,7 @@ def gradients(function):
 def plain(hidden, head, targets):
     table = jax.nn.log_softmax(hidden @ head)
     logprob = jnp.take_along_axis(table, targets[..., None], -1)[..., 0]
-    return logprob, -(jnp.exp(table) * table).sum(-1)
+    return logprob, -(jnp.exp(table) * table).sum(-1), jax.nn.logsumexp(hidden @ head, axis=-1)
 
 
 def test_gradients_equal_those_of_the_plain_form():

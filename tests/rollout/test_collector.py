@@ -78,13 +78,23 @@ def test_groups_come_as_they_complete():
 
     class FirstIsSlow(FakeGenerator):
         async def wait(self, key):
-            await asyncio.sleep(0.1 if key.task == slow else 0)
+            if key.task == slow:
+                await others_came.wait()
+
+    others_came = asyncio.Event()
 
     async def scenario():
-        collector = Collector(world(FirstIsSlow((FINISH,))), options=options(episodes=16))
-        return [group.task async for group in collector.collect(TASKS.specs, TASKS.hidden, epoch=0)]
+        collector, came = Collector(world(FirstIsSlow((FINISH,))), options=options(episodes=16)), []
+        async with asyncio.timeout(60):
+            async for group in collector.collect(TASKS.specs, TASKS.hidden, epoch=0):
+                came.append(group.task)
+                if len(came) == len(TASKS.specs) - 1:
+                    others_came.set()
+        return came
 
-    assert asyncio.run(scenario())[-1] == slow
+    came = asyncio.run(scenario())
+    assert came[-1] == slow
+    assert sorted(came) == sorted(task.instance_id for task in TASKS.specs)
 
 
 def test_tasks_are_read_only_as_far_as_there_is_room():

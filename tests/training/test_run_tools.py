@@ -1,0 +1,70 @@
+"""The tools that read a run's feed: what they must notice, and that the picture is well formed."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from jaxrl.contracts import Sampling
+from jaxrl.evaluation import Evaluation, record
+from jaxrl.feed.writer import RunWriter
+from tools.check_run import problems
+from tools.plot_run import draw
+
+Step = tuple[int, Sequence[tuple[str, int]], int]  # step, (task, version of its tokens), version afterwards
+
+
+def write_attempt(run: Path, steps: Sequence[Step], *, resumed_from: int | None = None) -> None:
+    feed = RunWriter(run, config={}, versions={}, resumed_from=resumed_from)
+    for step, rollouts, version in steps:
+        for task, sampled_by in rollouts:
+            row = {"task": task, "epoch": 0, "sample": 0, "versions": [sampled_by, sampled_by]}
+            feed.rollout(step, row, "text")
+        feed.metrics(step, {"reward/pass_rate": (step, 4)})
+        feed.event("step", step, version=version)
+    feed.close()
+
+
+def test_a_whole_run_has_no_problems(tmp_path):
+    write_attempt(tmp_path, [(1, [("a", 0), ("b", 0)], 2), (2, [("c", 2)], 4)])
+    assert problems(tmp_path) == []
+
+
+def test_what_a_resumed_attempt_abandoned_does_not_count(tmp_path):
+    write_attempt(tmp_path, [(1, [("a", 0)], 1), (2, [("b", 1)], 2)])
+    write_attempt(tmp_path, [(2, [("b", 1)], 2), (3, [("c", 2)], 3)], resumed_from=1)
+    assert problems(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "steps, message",
+    [
+        ([(1, [("a", 0)], 1), (3, [("b", 1)], 2)], "expected steps 1 to 2"),
+        ([(1, [("a", 0)], 1), (2, [("a", 1)], 2)], "trained more than once"),
+        ([(1, [("a", 0)], 1), (2, [("b", 0)], 2)], "other weights than version 1"),
+    ],
+)
+def test_each_kind_of_problem_is_found(tmp_path, steps, message):
+    write_attempt(tmp_path, steps)
+    assert any(message in problem for problem in problems(tmp_path))
+
+
+def test_the_picture_is_xml_with_a_point_per_evaluation(tmp_path):
+    write_attempt(tmp_path, [(1, [("a", 0)], 1), (2, [("b", 1)], 2)])
+    feed = RunWriter(tmp_path, config={}, versions={}, resumed_from=2)
+    for step in (0, 2):
+        made = Evaluation(
+            step=step,
+            version=step,
+            sampling=Sampling(temperature=1.0, top_p=1.0),
+            samples=4,
+            resolved={"x": step, "y": 1},
+            outcomes={"resolved": step + 1, "unresolved": 7 - step},
+            seconds=1.0,
+        )
+        record(feed, made, split="validation")
+    feed.close()
+    root = ElementTree.fromstring(draw([tmp_path]))
+    circles = [each for each in root.iter() if each.tag.endswith("circle")]
+    assert len(circles) == 2 + 2  # two evaluations, two legend marks
