@@ -16,7 +16,8 @@ Step = tuple[int, Sequence[tuple[str, int]], int]  # step, (task, version of its
 
 
 def write_attempt(run: Path, steps: Sequence[Step], *, resumed_from: int | None = None) -> None:
-    feed = RunWriter(run, config={}, versions={}, resumed_from=resumed_from)
+    config = {"rl": {"prompts_per_step": 1, "group_size": 1}}
+    feed = RunWriter(run, config=config, versions={}, resumed_from=resumed_from)
     for step, rollouts, version in steps:
         for task, sampled_by in rollouts:
             row = {"task": task, "epoch": 0, "sample": 0, "versions": [sampled_by, sampled_by]}
@@ -27,7 +28,7 @@ def write_attempt(run: Path, steps: Sequence[Step], *, resumed_from: int | None 
 
 
 def test_a_whole_run_has_no_problems(tmp_path):
-    write_attempt(tmp_path, [(1, [("a", 0), ("b", 0)], 2), (2, [("c", 2)], 4)])
+    write_attempt(tmp_path, [(1, [("a", 0)], 2), (2, [("b", 2)], 4)])
     assert problems(tmp_path) == []
 
 
@@ -43,6 +44,7 @@ def test_what_a_resumed_attempt_abandoned_does_not_count(tmp_path):
         ([(1, [("a", 0)], 1), (3, [("b", 1)], 2)], "expected steps 1 to 2"),
         ([(1, [("a", 0)], 1), (2, [("a", 1)], 2)], "trained more than once"),
         ([(1, [("a", 0)], 1), (2, [("b", 0)], 2)], "other weights than version 1"),
+        ([(1, [("a", 0)], 1), (2, [], 2)], "step 2: expected 1 rollouts, got 0"),
     ],
 )
 def test_each_kind_of_problem_is_found(tmp_path, steps, message):
