@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxrl.contracts import OUTCOME_RULES, Outcome, Sampling
+from jaxrl.contracts import Outcome, Sampling
 from jaxrl.feed.schema import series
 from jaxrl.feed.writer import RunWriter, Value
 from jaxrl.rollout.agent import World
@@ -135,6 +135,3 @@ def from_event(row: Mapping) -> Evaluation:
         seconds=row["seconds"],
     )
 
-
-UNGRADED = frozenset(outcome for outcome, rule in OUTCOME_RULES.items() if rule.retried)
-"""Outcomes that say nothing about the policy."""
