@@ -134,4 +134,3 @@ def from_event(row: Mapping) -> Evaluation:
         outcomes=row["outcomes"],
         seconds=row["seconds"],
     )
-
