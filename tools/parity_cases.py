@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jaxrl.model.block import Packing
-from jaxrl.model.hub import hub_name, load_hub
+from jaxrl.model.hub import flat_state, hub_name, load_hub
 from jaxrl.model.logprob import target_logprobs
 from jaxrl.model.moe import balancing_loss
 from jaxrl.model.norms import rms_norm
@@ -238,7 +238,7 @@ class Comparison:
     def gradient_errors(self, gradient: Any) -> Iterator[tuple[float, str]]:
         """Relative error of every parameter's gradient."""
         names, seen = all_weights(self.model.spec), set()
-        for path, value in nnx.to_flat_state(gradient):
+        for path, value in flat_state(gradient):
             if path[0] == "mtp":
                 continue
             name = hub_name(path, names[path])

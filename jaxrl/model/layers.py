@@ -55,7 +55,10 @@ def _scanned(graphs, states, x_BTD, packing, remat) -> tuple[Array, Sums]:
         return _unrolled(graphs[:size], states, x_BTD, packing, remat)
 
     x_BTD, sums = jax.lax.scan(body, x_BTD, stacks)
-    return x_BTD, None if sums is None else tuple(x.reshape(-1, x.shape[-1]) for x in sums)
+    if sums is None:
+        return x_BTD, None
+    counts, probability = (each.reshape(-1, each.shape[-1]) for each in sums)
+    return x_BTD, (counts, probability)
 
 
 def _layer(graph, state, x_BTD, packing, remat) -> tuple[Array, Sums]:

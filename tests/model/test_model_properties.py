@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 
+from jaxrl.model.gdn import GatedDeltaNet
 from jaxrl.model.logprob import target_logprobs
 from jaxrl.model.spec import ModelSpec
 from jaxrl.model.transformer import Transformer
@@ -49,7 +50,7 @@ def x64():
 def graph_state(dtype="float32"):
     model = Transformer(dataclasses.replace(SPEC, dtype=dtype), rngs=nnx.Rngs(3))
     for block in model.layers:
-        if hasattr(block.mixer, "dt_bias"):
+        if isinstance(block.mixer, GatedDeltaNet):
             # Slow decay, so that a leak through the state would be large.
             block.mixer.dt_bias[...] = jnp.full_like(block.mixer.dt_bias[...], -4.0)
     return nnx.split(model)
