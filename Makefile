@@ -36,9 +36,9 @@ parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random we
 	$(PY) tools/parity.py --hf-python $(HF)/bin/python $(ARGS)
 
 # By pip: torch's CPU build may come from an index that only pip is configured for.
-$(HF)/ready: requirements/hf.txt
+$(HF)/ready: tools/hf_requirements.txt
 	$(PYTHON3) -m venv --clear $(HF)
-	$(HF)/bin/python -m pip install --quiet -r requirements/hf.txt
+	$(HF)/bin/python -m pip install --quiet -r tools/hf_requirements.txt
 	touch $@
 
 lint: $(READY)  ## ruff, pyright, import layers, size report

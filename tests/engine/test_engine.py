@@ -215,12 +215,14 @@ def test_bad_requests_say_why_and_leave_the_engine_alive(engine, tokens, options
 
 def test_cancelled_and_abandoned_turns_free_their_slots(engine):
     async def work(engine: Engine):
+        before = engine.stats.sampled_tokens
         sessions = [engine.open_session() for _ in range(9)]
         tasks = [
             asyncio.create_task(ask(session, [8, 9] * 9, sample=i, max_tokens=60))
             for i, session in enumerate(sessions)
         ]
-        await asyncio.sleep(0.05)
+        while engine.stats.sampled_tokens == before:
+            await asyncio.sleep(0)
         for task in tasks[::2]:
             task.cancel()
         sessions[1].close()
