@@ -26,6 +26,9 @@ from jaxrl.model.transformer import Transformer
 KINDS = ("dense", "moe")
 DTYPES = {"float64": "f64", "float32": "f32", "bfloat16": "bf16"}
 FLOAT32_GATES = {"dense": 5e-4, "moe": 5e-5}
+# Nats. Below it two distributions are the same for any use: where logits are far apart, as in a random tied
+# model, the divergence of bfloat16 itself is about 1e-10 and its ratio to another run's is chance.
+BFLOAT16_FLOOR = 1e-6
 FLOAT64_GATE = 1e-9
 GRADIENT_GATE = 2e-4
 PIECES = (70, 40, 2, 1, 37)
@@ -138,7 +141,8 @@ class Comparison:
         if got.shape != want.shape:
             raise ValueError(f"{self.kind} {case}: expected shape {want.shape}; got {got.shape}")
         if self.dtype == "bfloat16":
-            gate = 2 * divergence(want, pick(self.peer[name]).astype(np.float64))
+            peer = divergence(want, pick(self.peer[name]).astype(np.float64))
+            gate = max(2 * peer, BFLOAT16_FLOOR)
             return Result(case, self.dtype, divergence(want, got), gate, "mean KL")
         gate = FLOAT64_GATE if self.dtype == "float64" else FLOAT32_GATES[self.kind]
         return Result(case, self.dtype, float(np.abs(got - want).max()), gate, "max abs")
