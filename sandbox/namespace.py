@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.base import Diff, ExecResult, Limits, SandboxError
+from sandbox.base import Diff, ExecResult, Limits, RejectedDiff, SandboxError
 from sandbox.bubblewrap import WHY_NOT, arguments, find_shell, keeper_config, locate, rlimits
-from sandbox.diffs import RejectedDiff, compare
+from sandbox.diffs import compare
 from sandbox.keeper.client import KeeperClient
 from sandbox.keeper.wire import join_files, split_files
 from sandbox.pipes import Pipes

@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 
-from sandbox.base import Diff
-from sandbox.diffs import RejectedDiff
+from sandbox.base import Diff, RejectedDiff
 from sandbox.tasks.schema import TaskSpec
 
 _MAX_FILE, _MAX_TOTAL, _MAX_FILES = 256 << 10, 1 << 20, 1000  # bytes, bytes, files

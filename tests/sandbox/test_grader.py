@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.base import Diff
-from sandbox.diffs import RejectedDiff
+from sandbox.base import Diff, RejectedDiff
 from sandbox.grading.grader import Grader
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, apply, digest
 from sandbox.grading.verdict import Question, judge, questions, same

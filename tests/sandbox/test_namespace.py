@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.base import Limits, Sandbox, SandboxError
-from sandbox.diffs import RejectedDiff
+from sandbox.base import Limits, RejectedDiff, Sandbox, SandboxError
 from sandbox.namespace import NamespaceProvider
 
 ROOT = Path(__file__).parents[2]

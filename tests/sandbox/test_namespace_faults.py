@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.base import Limits, Sandbox, SandboxError
+from sandbox.base import Limits, RejectedDiff, Sandbox, SandboxError
 from sandbox.bubblewrap import UNPRIVILEGED_UID, _mapped
-from sandbox.diffs import RejectedDiff
 from sandbox.namespace import NamespaceProvider
 from sandbox.pipes import Pipes
 from sandbox.shell import Finished, Shell
