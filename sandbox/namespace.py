@@ -10,6 +10,7 @@ written outside of the working directory are lost, the working copy is kept.
 """
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import posixpath
@@ -17,13 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.base import Diff, ExecResult, Limits, RejectedDiff, SandboxError
+from sandbox.base import HOST, Diff, ExecResult, Image, Limits, RejectedDiff, SandboxError
 from sandbox.bubblewrap import WHY_NOT, arguments, find_shell, keeper_config, locate, rlimits
 from sandbox.diffs import compare
 from sandbox.keeper.client import KeeperClient
+from sandbox.keeper.files import read_tree
 from sandbox.keeper.wire import join_files, split_files
 from sandbox.pipes import Pipes
 from sandbox.shell import Finished, Shell
+from sandbox.view import check
 
 _WORDS_TIMEOUT = 2.0  # seconds for what a program that failed to start has to say
 _START_TIMEOUT = 30.0  # seconds; a start takes milliseconds unless the machine is drowning
@@ -60,8 +63,8 @@ class _Saved:
 class NamespaceSandbox:
     """One sandbox; made by `NamespaceProvider.create`."""
 
-    def __init__(self, provider: "NamespaceProvider", limits: Limits) -> None:
-        self._provider, self._limits = provider, limits
+    def __init__(self, provider: "NamespaceProvider", limits: Limits, image: Image) -> None:
+        self._provider, self._limits, self._image = provider, limits, image
         self._lock = asyncio.Lock()
         self._baseline: dict[str, bytes] = {}
         self._launched: Launched | None = None
@@ -111,8 +114,8 @@ class NamespaceSandbox:
 
     async def start(self, files: Mapping[str, bytes]) -> None:
         """Starts the sandbox with `files`. Called once, by the provider."""
-        self._baseline = dict(files)
-        await self._build(_Saved(dict(files)))
+        self._baseline = {**copy_of(self._image), **files}
+        await self._build(_Saved(self._baseline))
         self._alarm = asyncio.get_running_loop().call_later(self._limits.wall, self._expire)
 
     async def _result(self, finished: Finished) -> ExecResult:
@@ -142,8 +145,11 @@ class NamespaceSandbox:
         return 128 - status if status is not None and status < 0 else status or 0
 
     async def _build(self, saved: _Saved) -> None:
-        program = [find_shell()]
-        launched = self._launched = await self._provider.launch(program, self._limits, scratch=True)
+        program = [find_shell() if self._image.root is None else "/bin/sh"]
+        image = dataclasses.replace(self._image, source=None)
+        launched = self._launched = await self._provider.launch(
+            program, self._limits, scratch=True, image=image
+        )
         self._shell = Shell(launched.pipes)
         greeting = await self._shell.start(_START_TIMEOUT)
         if greeting.exit_code != 0:
@@ -163,7 +169,7 @@ class NamespaceSandbox:
     async def _enter(self, launched: Launched, saved: _Saved) -> None:
         sizes, payload = join_files({self._absolute(path): data for path, data in saved.files.items()})
         links = {self._absolute(path): target for path, target in saved.links.items()}
-        workdir = self._provider.workdir
+        workdir = self._image.workdir
         await launched.request("enter", payload, pid=launched.pid, workdir=workdir, files=sizes, links=links)
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
@@ -173,7 +179,7 @@ class NamespaceSandbox:
     def _absolute(self, path: str) -> str:
         if not path or "\0" in path:
             raise FileNotFoundError(2, "No such file or directory", path)
-        return posixpath.join(self._provider.workdir, path)
+        return posixpath.join(self._image.workdir, path)
 
     def _alive(self) -> Launched:
         if self._ending is not None or self._launched is None:
@@ -204,17 +210,19 @@ class NamespaceProvider:
     run, saying what to enable: nothing ever runs without isolation.
     """
 
-    def __init__(self, *, workdir: str = "/testbed") -> None:
-        self.workdir = workdir
+    def __init__(self) -> None:
+        self.workdir = HOST.workdir
         self._layout = locate()
         self.python = self._layout.python
         self._keeper: KeeperClient | None = None
         self._ids = itertools.count()
         self._sandboxes: set[NamespaceSandbox] = set()
 
-    async def create(self, files: Mapping[str, bytes], limits: Limits) -> NamespaceSandbox:
+    async def create(
+        self, files: Mapping[str, bytes], limits: Limits, *, image: Image = HOST
+    ) -> NamespaceSandbox:
         """See `SandboxProvider.create`."""
-        sandbox = NamespaceSandbox(self, limits)
+        sandbox = NamespaceSandbox(self, limits, image)
         self._sandboxes.add(sandbox)
         try:
             await sandbox.start(files)
@@ -223,12 +231,14 @@ class NamespaceProvider:
             raise
         return sandbox
 
-    async def launch(self, program: Sequence[str], limits: Limits, *, scratch: bool) -> Launched:
+    async def launch(
+        self, program: Sequence[str], limits: Limits, *, scratch: bool, image: Image = HOST
+    ) -> Launched:
         """Starts `program` in a sandbox of its own; `scratch` gives it a writable /tmp.
 
         The caller destroys what it gets, then closes the pipes.
         """
-        starting = asyncio.ensure_future(self._launch(program, limits, scratch))
+        starting = asyncio.ensure_future(self._launch(program, limits, scratch, image))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -239,9 +249,9 @@ class NamespaceProvider:
                 starting.result().pipes.close()
             raise
 
-    async def _launch(self, program: Sequence[str], limits: Limits, scratch: bool) -> Launched:
+    async def _launch(self, program: Sequence[str], limits: Limits, scratch: bool, image: Image) -> Launched:
         keeper, identity = self._start_keeper(), next(self._ids)
-        argv = arguments(program, python=self.python, workdir=self.workdir, limits=limits, scratch=scratch)
+        argv = arguments(program, image=image, python=self.python, limits=limits, scratch=scratch)
         header = {"op": "spawn", "sandbox": identity, "argv": argv, "rlimits": rlimits(limits)}
         theirs_in, ours_in, ours_out, theirs_out = _two_pipes()
         launched = Launched(keeper, identity, 0, Pipes(ours_in, ours_out))
@@ -254,7 +264,23 @@ class NamespaceProvider:
             raise
         os.close(theirs_in)
         os.close(theirs_out)
+        if image.source is not None:
+            await self._fill(launched, image)
         return launched
+
+    async def _fill(self, launched: Launched, image: Image) -> None:
+        files = {posixpath.join(image.workdir, path): data for path, data in copy_of(image).items()}
+        sizes, payload = join_files(files)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT):
+                while not await _entered(launched, image.workdir, sizes, payload):
+                    await asyncio.sleep(0.002)
+        except BaseException as error:
+            await launched.destroy()
+            launched.pipes.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"the sandbox cannot take {image.source}: {error}") from error
+            raise
 
     def forget(self, sandbox: NamespaceSandbox) -> None:
         """Called by a sandbox that ends."""
@@ -271,6 +297,33 @@ class NamespaceProvider:
         if self._keeper is None:
             self._keeper = KeeperClient(keeper_config(self._layout))
         return self._keeper
+
+
+async def _entered(launched: Launched, workdir: str, sizes: list[tuple[str, int]], payload: bytes) -> bool:
+    """Whether the working directory was there already, and took the files."""
+    try:
+        await launched.request("enter", payload, pid=launched.pid, workdir=workdir, files=sizes)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def copy_of(image: Image) -> dict[str, bytes]:
+    """Files of the image's source, or of the working directory in its root."""
+    check(image)
+    top = image.source
+    if top is None and image.root is not None:
+        top = image.root / image.workdir.lstrip("/")
+    if top is None or not top.is_dir():
+        return {}
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        tree = read_tree(fd, 1 << 30)
+    finally:
+        os.close(fd)
+    if tree.problem:
+        raise SandboxError(f"image source {top}: {tree.problem}")
+    return tree.files
 
 
 def _two_pipes() -> tuple[int, int, int, int]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,8 +130,8 @@ def test_missing_user_namespaces_are_explained(
 ) -> None:
     real = NamespaceProvider.launch
 
-    async def launch(self: NamespaceProvider, program: list[str], limits: Limits, *, scratch: bool):
-        return await real(self, ["/no/such/program"], limits, scratch=scratch)
+    async def launch(self: NamespaceProvider, program: list[str], limits: Limits, **options: Any):
+        return await real(self, ["/no/such/program"], limits, **options)
 
     monkeypatch.setattr(NamespaceProvider, "launch", launch)
     with pytest.raises(SandboxError, match="user.max_user_namespaces"):
