@@ -190,7 +190,9 @@ def main() -> None:
         environment = {"ENGINE_IMAGE": IMAGE}
         for name in engines:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-")))
-            start, variable = {"docker": (dockerd, "DOCKERD_SOCKET"), "podman": (podman, "PODMAN_SOCKET")}[name]
+            start, variable = {"docker": (dockerd, "DOCKERD_SOCKET"), "podman": (podman, "PODMAN_SOCKET")}[
+                name
+            ]
             environment[variable] = stack.enter_context(start(folder))
             load_image(environment[variable], archive)
             print(f"{name} answers at {environment[variable]}", file=sys.stderr, flush=True)

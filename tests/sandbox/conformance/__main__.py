@@ -1,4 +1,4 @@
-"""Runs cases outside of pytest: `run BACKEND` prints one JSON line per case, `own BACKEND MARK` is an owner."""
+"""Cases outside of pytest: `run BACKEND` prints one JSON line per case, `own BACKEND MARK` is an owner."""
 
 import asyncio
 import json
@@ -16,11 +16,10 @@ def run(backend: Backend) -> None:
     """Every case that applies to `backend`; a failure is printed, not raised."""
     for item in cases_for(backend):
         problem = ""
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                play(item, backend, Path(folder))
-            except BaseException:  # noqa: BLE001 - the caller asserts on what is printed
-                problem = traceback.format_exc()
+        try:
+            play(item, backend)
+        except BaseException:  # noqa: BLE001 - the caller asserts on what is printed
+            problem = traceback.format_exc()
         print(json.dumps({"case": item.name, "problem": problem}), flush=True)
 
 

@@ -6,4 +6,6 @@ from . import commands, files, isolation, life, limits, terminals  # each regist
 from .core import Backend
 
 MODULES = (commands, files, isolation, life, limits, terminals)
-BACKENDS: dict[str, Backend] = {"namespace": Backend(name="namespace", make=NamespaceProvider)}
+BACKENDS: dict[str, Backend] = {
+    "namespace": Backend(name="namespace", make=NamespaceProvider, traits=frozenset({"images"}))
+}

@@ -7,11 +7,11 @@ whoever calls it, for example a plain user, and prints one JSON line per case.
 import asyncio
 import itertools
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from sandbox.base import HOST, ExecResult, Image, Limits, Sandbox, SandboxProvider
 
@@ -51,13 +51,11 @@ class Stage:
         *,
         limits: Limits = LIMITS,
         image: Image | None = None,
+        provider: SandboxProvider | None = None,
     ) -> Sandbox:
         """A sandbox of the backend's image, or of `image`."""
-        return await self.provider.create(files, limits, **self._image(image))
-
-    def _image(self, image: Image | None) -> dict[str, Any]:
-        chosen = image or self.backend.image
-        return {} if chosen == HOST else {"image": chosen}
+        provider = provider or self.provider
+        return await provider.create(files, limits, image=image or self.backend.image)
 
     def variant(self, **fields: object) -> Image:
         """The backend's image with some fields changed."""
@@ -96,17 +94,19 @@ def cases_for(backend: Backend) -> list[Case]:
     return [item for item in CASES.values() if item.needs <= backend.traits]
 
 
-def play(item: Case, backend: Backend, folder: Path) -> None:
+def play(item: Case, backend: Backend) -> None:
     """Runs one case in an event loop of its own; raises what it raises."""
 
-    async def session() -> None:
+    async def session(folder: Path) -> None:
         provider = backend.make()
         try:
             await item.body(Stage(backend, provider, folder))
         finally:
             await provider.close()
 
-    asyncio.run(session())
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is below one that only its user can read
+        os.chmod(folder, 0o755)
+        asyncio.run(session(Path(folder)))
 
 
 def mark() -> str:

@@ -48,7 +48,9 @@ async def host_is_out_of_sight(stage: Stage) -> None:
         host.kill()
         await host.wait()
     names = await say(box, "env | cut -d= -f1")
-    assert "PATH" in names and not {"PYTEST_CURRENT_TEST", "SSH_AUTH_SOCK", "OLDPWD_HOST"} & set(names.split())
+    assert "PATH" in names and not {"PYTEST_CURRENT_TEST", "SSH_AUTH_SOCK", "OLDPWD_HOST"} & set(
+        names.split()
+    )
 
 
 @case()

@@ -13,7 +13,13 @@ from .core import LIMITS, ROOT, Stage, appears, case, gone, mark, processes, rai
 
 
 async def _is_gone(box: Sandbox) -> None:
-    for call in (box.exec("true", 1), box.read("a.py"), box.write("a", b""), box.diff(), box.adopt({"b": b""})):
+    for call in (
+        box.exec("true", 1),
+        box.read("a.py"),
+        box.write("a", b""),
+        box.diff(),
+        box.adopt({"b": b""}),
+    ):
         with raises(SandboxError):
             await call
 
@@ -129,6 +135,8 @@ async def killed_owner_leaves_nothing(stage: Stage) -> None:
 async def own(stage: Stage, number: str) -> None:
     """The owner that the case above kills: three sandboxes with two processes each."""
     boxes = await asyncio.gather(*(stage.create({}) for _ in range(3)))
-    running = [asyncio.ensure_future(box.exec(f"setsid sleep {number} & sleep {number}", 600)) for box in boxes]
+    running = [
+        asyncio.ensure_future(box.exec(f"setsid sleep {number} & sleep {number}", 600)) for box in boxes
+    ]
     print("ready", flush=True)
     await asyncio.gather(*running)

@@ -3,10 +3,14 @@
 import asyncio
 
 from sandbox.base import Limits, SandboxError
+
 from .core import LIMITS, Stage, case, raises, run, say
 
 _HOG = "python3 -c 'x = []\nwhile True: x.append(b\"1\" * (4 << 20))'"
-_COUNT = 'n=0; while head -c 1000000 /dev/zero > {folder}/f$n; do n=$((n+1)); [ $n -lt 64 ] || break; done; echo $n'
+_COUNT = (
+    "n=0; while head -c 1000000 /dev/zero > {folder}/f$n; "
+    "do n=$((n+1)); [ $n -lt 64 ] || break; done; echo $n"
+)
 
 
 @case()
@@ -20,8 +24,9 @@ async def number_of_processes(stage: Stage) -> None:
 @case()
 async def fork_bomb(stage: Stage) -> None:
     box = await stage.create()
-    assert (await run(box, "for i in $(seq 60); do sleep 0.5 & done; wait")).output  # the limit holds
-    bomb = await box.exec("bomb() { bomb | bomb & }; bomb; while :; do :; done", 2)
+    assert (await run(box, "for i in $(seq 60); do sleep 0.5 & done")).output  # the limit holds
+    await run(box, "wait")
+    bomb = await box.exec("sh -c 'bomb() { bomb | bomb & }; bomb; wait' & while :; do :; done", 2)
     assert bomb.timed_out
     assert await say(box, "cat a.py") == "x = 1\n"
 
