@@ -6,6 +6,7 @@ import secrets
 import time
 
 from sandbox.base import Diff, SandboxError
+from sandbox.grading.cache import VerdictCache
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, apply, digest
 from sandbox.grading.verdict import Question, Verdict, judge, questions
 from sandbox.grading.worker import GraderWorker
@@ -16,23 +17,28 @@ _ATTEMPTS = 2
 
 
 class Grader:
-    """A few grader sandboxes and a cache of verdicts by (task, diff).
-
-    `hits` and `misses` count the gradings that the cache answered and did not.
-    """
+    """A few grader sandboxes and a cache of verdicts by (task, diff)."""
 
     def __init__(self, *, graders: int = 2, provider: NamespaceProvider | None = None) -> None:
         if graders < 1:
             raise ValueError(f"expected at least one grader, got {graders}")
-        self.hits = self.misses = 0
+        self._cache = VerdictCache()
         self._owned = provider is None
         self._provider = provider or NamespaceProvider()
         self._workers = [GraderWorker(self._provider) for _ in range(graders)]
         self._idle: asyncio.LifoQueue[GraderWorker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
-        self._verdicts: dict[tuple[str, str], Verdict] = {}
-        self._running: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
+
+    @property
+    def hits(self) -> int:
+        """Gradings that the cache answered."""
+        return self._cache.hits
+
+    @property
+    def misses(self) -> int:
+        """Gradings that ran."""
+        return self._cache.misses
 
     async def start(self) -> None:
         """Starts the grader sandboxes. Raises `SandboxError`."""
@@ -40,10 +46,7 @@ class Grader:
 
     async def close(self) -> None:
         """Ends the grader sandboxes; gradings that still run are cancelled."""
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self._cache.cancel()
         await asyncio.gather(*(worker.close() for worker in self._workers))
         if self._owned:
             await self._provider.close()
@@ -60,28 +63,13 @@ class Grader:
             return Verdict(status="unresolved", detail=str(error))
         except SuspiciousPatchError as error:
             return Verdict(status="tampering", detail=str(error))
-        return await self._cached(task, hidden, files, digest(diff))
+        return await self._cache.get(
+            (task.instance_id, digest(diff)), lambda: self._fresh(task, hidden, files)
+        )
 
     async def check_unchanged(self, task: TaskSpec, hidden: HiddenTests) -> Verdict:
         """Runs the tests on the task as it is: a valid task is `unresolved`, a slow one `timeout`."""
         return await self._fresh(task, hidden, dict(task.files))
-
-    async def _cached(self, task: TaskSpec, hidden: HiddenTests, files: dict[str, str], mark: str) -> Verdict:
-        key = task.instance_id, mark
-        if key in self._verdicts:
-            self.hits += 1
-            return dataclasses.replace(self._verdicts[key], cached=True, seconds=0.0)
-        if shared := key in self._running:
-            self.hits += 1
-        else:
-            self.misses += 1
-            running = self._running[key] = asyncio.ensure_future(self._fresh(task, hidden, files))
-            running.add_done_callback(lambda _: self._running.pop(key))
-        # Shielded: one caller's cancellation must not take the verdict from the others.
-        verdict = await asyncio.shield(self._running[key])
-        if verdict.status in ("resolved", "unresolved", "tampering") and "timed out" not in verdict.detail:
-            self._verdicts[key] = dataclasses.replace(verdict, cached=False)
-        return dataclasses.replace(verdict, cached=shared)
 
     async def _fresh(self, task: TaskSpec, hidden: HiddenTests, files: dict[str, str]) -> Verdict:
         started = time.monotonic()

@@ -27,7 +27,7 @@ def apply(task: TaskSpec, diff: Diff) -> dict[str, str]:
         raise SuspiciousPatchError(diff.reason)
     files = dict(task.files)
     for path, content in diff.files.items():
-        _check_path(path)
+        check_path(path)
         if content is None:
             files.pop(path, None)
         elif path in task.files or path.endswith(".py"):
@@ -50,7 +50,7 @@ def digest(diff: Diff) -> str:
     return hasher.hexdigest()
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise SuspiciousPatchError(f"expected a path inside the working directory, got {path!r}")

@@ -1,0 +1,130 @@
+"""Which processes a grading runs, on which files, and what each test must do in it. Pure.
+
+Every file has one run of all its expected ids. A file with fail-to-pass tests has a second one, and every
+such test (with a few pass-to-pass ones beside them) is falsified in exactly one of the two, drawn at random:
+there it must fail, in the other it must pass. What to answer is therefore a secret of as many bits as there
+are such tests, which no process inside the sandbox knows.
+"""
+
+import ast
+import re
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from sandbox.grading.variants import Unit, falsified, units
+from sandbox.tasks.schema import SuiteTests
+
+_COMPANIONS = 8  # falsified functions per file, pass-to-pass ones included where fail-to-pass ones are fewer
+_CANARIES = 2  # functions of our own per run
+_WORDS = ("again", "empty", "nested", "twice", "unicode", "default", "roundtrip", "edge", "order", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One process: the tests of one file."""
+
+    path: str
+    nonce: str
+    content: bytes | None  # of `path`; None: as the hidden tests have it
+    passing: frozenset[str]
+    failing: frozenset[str]  # falsified tests and canaries
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(self.passing | self.failing)
+
+
+def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> list[Run]:
+    """The runs of one grading; different at every call. `unfit`: ids that must not be falsified.
+
+    Raises `ValueError` for a suite without fail-to-pass tests, or an id that names no file.
+    """
+    if not hidden.fail_to_pass:
+        raise ValueError(f"{hidden.instance_id}: expected at least one fail-to-pass test, got none")
+    random, wanted = Random(secrets.randbits(256)), frozenset(hidden.fail_to_pass)
+    runs: list[Run] = []
+    for path, ids in by_file([*hidden.fail_to_pass, *hidden.pass_to_pass]).items():
+        runs += _runs(path, hidden.files.get(path), ids, wanted, frozenset(unfit), random)
+    return runs
+
+
+def by_file(ids: Iterable[str]) -> Mapping[str, list[str]]:
+    """Node ids by their file, in order. Raises `ValueError` for a text that is no node id."""
+    found: dict[str, list[str]] = {}
+    for each in dict.fromkeys(ids):
+        path, separator, _ = each.partition("::")
+        if not path or not separator:
+            raise ValueError(f"expected node ids such as tests/test_a.py::test_b, got {each!r}")
+        found.setdefault(path, []).append(each)
+    return found
+
+
+def _runs(
+    path: str,
+    content: bytes | None,
+    ids: Sequence[str],
+    wanted: Collection[str],
+    unfit: Collection[str],
+    random: Random,
+) -> list[Run]:
+    whole = frozenset(ids)
+    if content is None or whole.isdisjoint(wanted):
+        return [_run(path, content, whole, (), random)]
+    fit = [unit for unit in units(content, ids) if not set(unit.ids) & set(unfit)]
+    chosen = _chosen(fit, wanted, random)
+    if not chosen:
+        return [_run(path, content, whole, (), random)]
+    half = (len(chosen) + random.randint(0, 1)) // 2
+    first, second = chosen[:half], chosen[half:]
+    asked = frozenset(each for unit in chosen for each in unit.ids)
+    return [_run(path, content, whole, first, random), _run(path, content, asked, second, random)]
+
+
+def _chosen(fit: Sequence[Unit], wanted: Collection[str], random: Random) -> list[Unit]:
+    """Every unit with a fail-to-pass test, and others up to a number, in random order."""
+    needed = [unit for unit in fit if set(unit.ids) & set(wanted)]
+    spare = [unit for unit in fit if not set(unit.ids) & set(wanted)]
+    if needed:
+        needed += random.sample(spare, min(len(spare), max(_COMPANIONS - len(needed), 0)))
+    random.shuffle(needed)
+    return needed
+
+
+def _run(
+    path: str, content: bytes | None, ids: frozenset[str], turned: Sequence[Unit], random: Random
+) -> Run:
+    failing = {each for unit in turned for each in unit.ids}
+    if content is not None and turned:
+        content = falsified(content, turned, random)
+    if content is not None:
+        content, canaries = _with_canaries(path, content, ids, random)
+        failing |= canaries
+    nonce = secrets.token_hex(16)
+    return Run(path=path, nonce=nonce, content=content, passing=ids - failing, failing=frozenset(failing))
+
+
+def _with_canaries(
+    path: str, content: bytes, ids: Iterable[str], random: Random
+) -> tuple[bytes, frozenset[str]]:
+    """Functions at the end of the file that fail whatever is tested, named as its own are."""
+    names = sorted({part for each in ids for part in re.findall(r"::(test\w*)", each)})
+    if not path.endswith(".py") or not names or not _readable(content):
+        return content, frozenset()
+    made: dict[str, str] = {}
+    while len(made) < _CANARIES:
+        name = f"{random.choice(names)}_{random.choice(_WORDS)}"
+        name = name if name.encode() not in content else f"{name}_{random.randrange(100)}"
+        left, right = random.randint(2, 99), random.randint(2, 99)
+        made[name] = f"def {name}():\n    assert {left} * {right} == {left * right + random.randint(1, 9)}\n"
+    text = "\n\n" + "\n\n".join(made.values())
+    return content + text.encode(), frozenset(f"{path}::{name}" for name in made)
+
+
+def _readable(content: bytes) -> bool:
+    try:
+        ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return True
