@@ -9,12 +9,13 @@ _CHUNK = 1 << 16
 
 
 class Pipes:
-    """Write end of the program's stdin and read end of its output (both owned)."""
+    """Write end of the program's stdin and read end of its output (both owned; -1: closed)."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._stdin, self._stdout = stdin, stdout
         for fd in (stdin, stdout):
-            os.set_blocking(fd, False)
+            if fd >= 0:
+                os.set_blocking(fd, False)
 
     async def write(self, data: bytes) -> None:
         """Sends all of `data`. Raises `SandboxError` if the program is gone."""

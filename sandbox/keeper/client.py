@@ -1,7 +1,6 @@
-"""The owner's side of the keeper: requests and answers over one socket, without blocking the loop."""
+"""The owner's side of the keeper: starts it, talks to it, ends it."""
 
 import asyncio
-import itertools
 import json
 import os
 import socket
@@ -11,116 +10,66 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import SandboxError
-from sandbox.keeper.wire import Header, Unpacker, pack
+from sandbox.keeper.channel import Channel
+from sandbox.keeper.wire import Header
 
 _BOOT = (
     "import sys, json; sys.path.insert(0, sys.argv[1]); "
-    "from sandbox.keeper.process import main; main(json.loads(sys.argv[2]))"
+    "from sandbox.keeper.boot import main; main(json.loads(sys.argv[2]))"
 )
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class KeeperClient:
-    """One keeper process. Belongs to the event loop that created it."""
+    """One keeper process, and as root its porter. Belongs to the event loop that created it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        with theirs:
-            self._process = _start({**config, "control": theirs.fileno()}, theirs.fileno())
-        self._unpacker, self._ids = Unpacker(), itertools.count()
-        self._pending: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
-        self._sending = asyncio.Lock()
-        self._loop.add_reader(self._socket, self._receive)
+        names = ("control", "porter") if config["uid"] is not None else ("control",)
+        pairs = {name: socket.socketpair() for name in names}
+        theirs = {name: pair[1].fileno() for name, pair in pairs.items()}
+        try:
+            self._process = _start({**config, **theirs}, tuple(theirs.values()))
+        finally:
+            for _, end in pairs.values():
+                end.close()
+        self._channels = {name: Channel(pair[0]) for name, pair in pairs.items()}
 
     @property
     def pid(self) -> int:
-        """Process id of the keeper."""
+        """Process id of the keeper, or of the porter, its parent."""
         return self._process.pid
 
     async def call(
         self, header: Header, *, payload: bytes = b"", fds: Sequence[int] = ()
     ) -> tuple[Header, bytes]:
-        """Sends one request and waits for its answer.
+        """Asks the keeper. Raises `SandboxError` if it is gone, `OSError` (by errno) if it refused."""
+        return await self._channels["control"].call(header, payload=payload, fds=fds)
 
-        Raises `SandboxError` if the keeper is gone, `OSError` (by errno) if it refused.
-        """
-        identity = next(self._ids)
-        answer = self._pending[identity] = self._loop.create_future()
-        try:
-            async with self._sending:
-                await self._send(pack({"id": identity, **header}, payload), fds)
-            reply, data = await answer
-        finally:
-            self._pending.pop(identity, None)
-        if "error" in reply:
-            raise OSError(reply["errno"], reply["error"]) if reply["errno"] else SandboxError(reply["error"])
-        return reply, data
+    async def share(self, path: str, *, owned: bool) -> str:
+        """Where the keeper sees `path`, if `owned` as if it owned it. Raises like `call`."""
+        if "porter" not in self._channels:
+            return path
+        header = {"op": "share", "path": path, "owned": owned}
+        return (await self._channels["porter"].call(header))[0]["path"]
+
+    async def release(self, shown: str) -> None:
+        """Takes back what `share` gave, once no sandbox uses it."""
+        if "porter" in self._channels:
+            await self._channels["porter"].call({"op": "release", "path": shown})
 
     async def close(self) -> None:
         """Ends the keeper, and with it every sandbox."""
-        self._fail("the keeper was closed")
+        for channel in self._channels.values():
+            channel.close("the keeper was closed")
         while self._process.poll() is None:
             await asyncio.sleep(0.002)
 
-    async def _send(self, frame: bytes, fds: Sequence[int]) -> None:
-        if self._socket.fileno() < 0:
-            raise SandboxError("the sandbox keeper is gone; create a new provider")
-        # A cancelled caller must neither garble the next request nor close descriptors in flight.
-        sending = self._loop.create_task(self._send_whole(frame, fds))
-        try:
-            await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            await asyncio.wait([sending])
-            raise
 
-    async def _send_whole(self, frame: bytes, fds: Sequence[int]) -> None:
-        try:
-            if fds:
-                await self._send_fds(frame[:1], fds)
-                frame = frame[1:]
-            await self._loop.sock_sendall(self._socket, frame)
-        except OSError as error:
-            raise SandboxError(f"the sandbox keeper is gone: {error}") from error
-
-    async def _send_fds(self, data: bytes, fds: Sequence[int]) -> None:
-        while True:
-            try:
-                socket.send_fds(self._socket, [data], fds)
-                return
-            except BlockingIOError:
-                await asyncio.sleep(0.001)
-
-    def _receive(self) -> None:
-        try:
-            data = self._socket.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            return self._fail("the sandbox keeper ended")
-        for header, payload in self._unpacker.feed(data):
-            future = self._pending.get(header["id"])
-            if future is not None and not future.done():
-                future.set_result((header, payload))
-
-    def _fail(self, reason: str) -> None:
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(SandboxError(reason))
-
-
-def _start(config: dict[str, Any], control: int) -> subprocess.Popen[bytes]:
+def _start(config: dict[str, Any], sockets: tuple[int, ...]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(_ROOT), json.dumps(config)]
     return subprocess.Popen(
         command,
-        pass_fds=[control],
+        pass_fds=sockets,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         # Without the second, an interpreter that finds its own library through it would not start.

@@ -7,12 +7,9 @@ as if the caller had chrooted, without a window between check and use.
 import ctypes
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 _OPENAT2 = 437  # the same number on every architecture
 _NO_MAGICLINKS, _IN_ROOT = 0x02, 0x10
-_MAX_ENTRIES, _MAX_DEPTH = 20_000, 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,33 +49,6 @@ def write_file(root: int, path: str, content: bytes) -> None:
         file.write(content)
 
 
-def write_link(root: int, path: str, target: str) -> None:
-    """Creates a symbolic link and its parents. Raises `OSError`."""
-    _make_parents(root, path)
-    parent = open_in(root, os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
-    try:
-        os.symlink(target, os.path.basename(path), dir_fd=parent)
-    finally:
-        os.close(parent)
-
-
-@dataclass
-class Tree:
-    """What a directory holds; `problem` says why it must not be trusted as a patch."""
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
-
-
-def read_tree(top: int, limit: int) -> Tree:
-    """Regular files and links below `top`, links never followed, at most `limit` bytes in all."""
-    tree, left = Tree(), limit
-    for path, entry, parent in _walk(top, tree):
-        left -= _collect(tree, path, entry, parent, left)
-    return tree
-
-
 def _make_parents(root: int, path: str) -> None:
     done = ""
     for part in os.path.dirname(path).strip("/").split("/"):
@@ -104,63 +74,3 @@ def _read_regular(fd: int, path: str, limit: int) -> bytes:
         raise OSError(f"{path}: expected at most {limit} bytes, got {info.st_size}")
     with open(fd, "rb", closefd=False) as file:
         return file.read(limit + 1)[:limit]
-
-
-def _walk(top: int, tree: Tree) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Every entry that is not a directory, with an open descriptor of its parent."""
-    stack, seen = [""], 0
-    while stack:
-        prefix = stack.pop()
-        if (fd := _open_folder(top, prefix, tree)) is None:
-            continue
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    seen += 1
-                    path = prefix + entry.name
-                    if seen > _MAX_ENTRIES or path.count("/") > _MAX_DEPTH:
-                        tree.problem = "too many files or too deep"
-                        return
-                    if entry.is_dir(follow_symlinks=False):
-                        stack.append(path + "/")
-                    else:
-                        yield path, entry, fd
-        finally:
-            os.close(fd)
-
-
-def _open_folder(top: int, prefix: str, tree: Tree) -> int | None:
-    """None for a folder that vanished meanwhile, or that its owner made unreadable: that is a problem."""
-    try:
-        return open_in(top, "/" + prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        tree.problem = tree.problem or f"{prefix!r} cannot be read: {error}"
-        return None
-
-
-def _collect(tree: Tree, path: str, entry: os.DirEntry[str], parent: int, left: int) -> int:
-    """Adds one entry to `tree`; returns the bytes used."""
-    try:
-        path.encode()
-        if entry.is_symlink():
-            tree.links[path] = os.readlink(entry.name, dir_fd=parent)
-            tree.problem = tree.problem or f"{path} is a symbolic link"
-            return 0
-        fd = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-    except FileNotFoundError:  # deleted since its folder was listed
-        return 0
-    except (OSError, UnicodeEncodeError) as error:
-        tree.problem = tree.problem or f"{path!r} cannot be read: {error}"
-        return 0
-    try:
-        if os.fstat(fd).st_nlink > 1:
-            tree.problem = tree.problem or f"{path} is a hard link"
-        tree.files[path] = _read_regular(fd, path, left)
-        return len(tree.files[path])
-    except OSError as error:
-        tree.problem = tree.problem or str(error)
-        return 0
-    finally:
-        os.close(fd)

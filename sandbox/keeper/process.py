@@ -6,50 +6,34 @@ thread that forked them), forking it is cheap however large the owner is, and it
 as soon as the owner's end of the socket closes, even when the owner was killed.
 """
 
-import ctypes
 import errno
 import json
 import os
 import resource
-import select
 import selectors
 import signal
 import socket
-import sys
-from dataclasses import dataclass
 from typing import Any
 
-from sandbox.keeper.files import open_in, read_file, read_tree, write_file, write_link
+from sandbox.keeper.box import Box, bubblewrap_arguments, readable
+from sandbox.keeper.changes import changes
+from sandbox.keeper.disk import Disk
+from sandbox.keeper.files import read_file, write_file
+from sandbox.keeper.roots import root_arguments
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
-
-_REPORT_TIMEOUT = 10_000  # milliseconds; a report takes a few
-_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x00020000, 0x1000, 0x4000, 1 << 18
-
-
-@dataclass
-class Child:
-    """One running or ended bubblewrap process. Descriptors belong to the keeper."""
-
-    pid: int
-    outer: int  # pidfd of bubblewrap
-    info: int = -1  # pipe: bubblewrap's report; closed once read
-    report: bytes = b""
-    inner: int = -1  # pidfd of the sandbox's first process
-    root: int = -1  # directory: the sandbox's /
-    work: int = -1  # directory: the working copy, readable even after the sandbox's mounts are gone
-    status: int | None = None
 
 
 class Keeper:
-    """Serves the owner's requests until its socket closes."""
+    """Serves the owner's requests until its socket closes. `stage`: its directory for mounts."""
 
-    def __init__(self, control: socket.socket, bwrap: str) -> None:
-        self._control, self._bwrap = control, bwrap
+    def __init__(self, control: socket.socket, *, stage: str, broken: str = "") -> None:
+        self._control, self._stage, self._broken = control, stage, broken
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, self._receive)
         self._unpacker, self._fds = Unpacker(), list[int]()
-        self._children: dict[int, Child] = {}
+        self._boxes: dict[int, Box] = {}
         self._waiting: dict[int, list[Header]] = {}
+        self._roots: dict[tuple[Any, ...], list[str]] = {}
 
     def serve(self) -> None:
         """Runs until the owner is gone, then kills every sandbox."""
@@ -59,8 +43,11 @@ class Keeper:
                     if key.fd in self._selector.get_map():  # an earlier callback may have ended it
                         key.data()
         except (EOFError, ConnectionError):
-            for child in self._children.values():
-                self._kill(child)
+            for box in self._boxes.values():
+                self._kill(box)
+            for box in self._boxes.values():
+                if box.running:
+                    box.ended()
 
     def _receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16, socket.MSG_CMSG_CLOEXEC)
@@ -80,127 +67,129 @@ class Keeper:
     def _reply(self, request: Header, answer: Header, payload: bytes = b"") -> None:
         self._control.sendall(pack({"id": request["id"], **answer}, payload))
 
-    def _do_spawn(self, request: Header, _: bytes) -> None:
+    def _do_spawn(self, request: Header, payload: bytes) -> None:
         stdin, stdout, self._fds = self._fds[0], self._fds[1], self._fds[2:]
+        if self._broken:
+            os.close(stdin)
+            os.close(stdout)
+            return self._reply(request, {"errno": 0, "error": self._broken})
         info, info_write = os.pipe()
         os.set_inheritable(info_write, True)
         try:
-            pid = self._spawn(request["argv"], stdin, stdout, info_write)
+            box = self._box(request, payload)
+            arguments = bubblewrap_arguments(request, self._root_arguments(request), box.disk.place)
+            pid = self._spawn(request["bwrap"], arguments, stdin, stdout, info_write)
+            box.started(pid, info)
+        except BaseException:
+            os.close(info)
+            raise
         finally:
             for fd in (stdin, stdout, info_write):
                 os.close(fd)
-        child = Child(pid, os.pidfd_open(pid), info)
-        self._children[request["sandbox"]] = child
-        self._selector.register(child.outer, selectors.EVENT_READ, lambda: self._exited(request["sandbox"]))
-        self._selector.register(info, selectors.EVENT_READ, lambda: self._started(request, child))
+        self._selector.register(box.outer, selectors.EVENT_READ, lambda: self._exited(request["sandbox"]))
+        self._selector.register(info, selectors.EVENT_READ, lambda: self._started(request, box))
 
-    def _spawn(self, argv: list[str], stdin: int, stdout: int, info: int) -> int:
+    def _box(self, request: Header, payload: bytes) -> Box:
+        """The sandbox of that number: a new one with its first files, or the one that is rebuilt."""
+        number = request["sandbox"]
+        if number not in self._boxes:
+            disk = Disk(self._stage, str(number), size=request["disk"], lower=request["lower"])
+            self._boxes[number] = Box(disk, request["workdir"])
+            for path, content in split_files(request["files"], payload).items():
+                write_file(disk.work, path, content)
+        return self._boxes[number]
+
+    def _root_arguments(self, request: Header) -> list[str]:
+        if request["root"] is None:
+            return []
+        key = request["root"], *request["targets"]
+        if key not in self._roots:
+            self._roots[key] = root_arguments(request["root"], request["targets"])
+        return self._roots[key]
+
+    def _spawn(self, program: str, arguments: list[str], stdin: int, stdout: int, info: int) -> int:
         streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
-        command = [self._bwrap, "--info-fd", str(info), *argv]
-        return os.posix_spawn(self._bwrap, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
+        command = [program, "--info-fd", str(info), *arguments]
+        return os.posix_spawn(program, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
 
-    def _started(self, request: Header, child: Child) -> None:
-        first = self._read_report(child)
-        if child.info >= 0:
+    def _started(self, request: Header, box: Box) -> None:
+        self._read_report(box)
+        if box.info >= 0:
             return
         try:
             for name, value in request["rlimits"].items():
-                limit(first, getattr(resource, name), value)
+                limit(box.first, getattr(resource, name), value)
         except OSError as error:
             return self._reply(request, {"errno": 0, "error": f"bubblewrap did not start: {error}"})
-        self._reply(request, {"pid": first})
+        self._reply(request, {"pid": box.first})
 
-    def _read_report(self, child: Child) -> int:
-        """Takes the next piece of the report; 0, or the first process's id once it is whole."""
-        piece = os.read(child.info, 4096)
-        child.report += piece
+    def _read_report(self, box: Box) -> None:
+        """Takes the next piece of the report."""
+        piece = os.read(box.info, 4096)
+        box.report += piece
         try:
-            first = json.loads(child.report)["child-pid"]
-            child.inner = os.pidfd_open(first)
+            first = json.loads(box.report)["child-pid"]
+            box.inner, box.first = os.pidfd_open(first), first
         except (ValueError, ProcessLookupError):
-            first = 0
-        if first or not piece:
-            self._selector.unregister(child.info)
-            os.close(child.info)
-            child.info = -1
-        return first
+            pass
+        if box.first or not piece:
+            self._selector.unregister(box.info)
+            os.close(box.info)
+            box.info = -1
 
     def _exited(self, sandbox: int) -> None:
-        child = self._children[sandbox]
-        self._selector.unregister(child.outer)
-        child.status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        box = self._boxes[sandbox]
+        self._selector.unregister(box.outer)
+        box.ended()
         for request in self._waiting.pop(sandbox, []):
-            self._ended(request, child)
+            self._ended(request, box)
 
-    def _ended(self, request: Header, child: Child) -> None:
+    def _ended(self, request: Header, box: Box) -> None:
         if request["op"] == "destroy":
-            self._release(request["sandbox"])
-        self._reply(request, {"status": child.status})
+            del self._boxes[request["sandbox"]]
+            box.disk.close()
+        self._reply(request, {"status": box.status})
 
-    def _release(self, sandbox: int) -> None:
-        child = self._children.pop(sandbox)
-        for fd in (child.outer, child.inner, child.root, child.work):
-            if fd >= 0:
-                os.close(fd)
-
-    def _kill(self, child: Child) -> None:
+    def _kill(self, box: Box) -> None:
         # Bubblewrap killed before its report would leave its child waiting for ever.
-        while child.info >= 0 and _readable(child.info):
-            self._read_report(child)
-        # The first process is the pid namespace: bubblewrap's exit then means that all are gone.
-        fd = child.inner if child.inner >= 0 else child.outer
-        if child.status is None:
-            try:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        while box.info >= 0 and readable(box.info):
+            self._read_report(box)
+        box.kill()
 
     def _do_kill(self, request: Header, _: bytes) -> None:
-        child = self._children.get(request["sandbox"])
-        if child is None:
+        box = self._boxes.get(request["sandbox"])
+        if box is None:
             return self._reply(request, {"status": None})
-        self._kill(child)
-        if child.status is not None:
-            return self._ended(request, child)
+        self._kill(box)
+        if not box.running:
+            return self._ended(request, box)
         self._waiting.setdefault(request["sandbox"], []).append(request)
 
     _do_destroy = _do_kill
 
-    def _do_enter(self, request: Header, payload: bytes) -> None:
-        """Opens the root of a sandbox that is set up, and writes its first files."""
-        child = self._children[request["sandbox"]]
-        child.root = os.open(f"/proc/{request['pid']}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        child.work = open_in(child.root, request["workdir"], os.O_PATH | os.O_DIRECTORY)
-        self._do_put(request, payload)
-
     def _do_put(self, request: Header, payload: bytes) -> None:
-        root = self._root(request)
+        root = self._find(request).opened_root()
         for path, content in split_files(request["files"], payload).items():
             write_file(root, path, content)
-        for path, target in request.get("links", {}).items():
-            write_link(root, path, target)
         self._reply(request, {})
 
     def _do_get(self, request: Header, _: bytes) -> None:
-        self._reply(request, {}, read_file(self._root(request), request["path"], request["limit"]))
+        root = self._find(request).opened_root()
+        self._reply(request, {}, read_file(root, request["path"], request["limit"]))
 
-    def _do_tree(self, request: Header, _: bytes) -> None:
-        self._root(request)
-        tree = read_tree(self._children[request["sandbox"]].work, request["limit"])
-        sizes, payload = join_files(tree.files)
-        self._reply(request, {"files": sizes, "links": tree.links, "problem": tree.problem}, payload)
+    def _do_changes(self, request: Header, _: bytes) -> None:
+        disk = self._find(request).disk
+        known, limit = request["known"], request["limit"]
+        found = changes(disk.upper, disk.lower, whole=disk.whole, known=known, limit=limit)
+        sizes, payload = join_files(found.files)
+        answer = {"files": sizes, "deleted": found.deleted, "problem": found.problem}
+        self._reply(request, answer, payload)
 
-    def _root(self, request: Header) -> int:
-        child = self._children.get(request["sandbox"])
-        if child is None or child.root < 0:
-            raise OSError(f"sandbox {request['sandbox']} is gone")
-        return child.root
-
-
-def _readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(_REPORT_TIMEOUT))
+    def _find(self, request: Header) -> Box:
+        box = self._boxes.get(request["sandbox"])
+        if box is None:
+            raise OSError(errno.ESRCH, f"sandbox {request['sandbox']} is gone")
+        return box
 
 
 def limit(pid: int, resource_number: int, value: int) -> None:
@@ -208,39 +197,3 @@ def limit(pid: int, resource_number: int, value: int) -> None:
     _, hard = resource.prlimit(pid, resource_number)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.prlimit(pid, resource_number, (value, value))
-
-
-def expose(places: list[tuple[str, str]]) -> None:
-    """Shows each source at its target in a mount namespace of this process alone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    os.unshare(_CLONE_NEWNS)
-    if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
-        raise OSError(ctypes.get_errno(), "cannot make the keeper's mounts private")
-    for source, target in places:
-        if libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None):
-            raise OSError(ctypes.get_errno(), f"cannot show {source} to the sandboxes")
-
-
-def become(uid: int) -> None:
-    """Gives up root for good."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
-def main(config: dict[str, Any]) -> None:
-    """Entry point: `config` has control (descriptor), bwrap, uid (or None), expose."""
-    if config["expose"]:
-        expose(config["expose"])
-    if config["uid"] is not None:
-        become(config["uid"])
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    control = socket.socket(fileno=config["control"])
-    control.set_inheritable(False)
-    Keeper(control, config["bwrap"]).serve()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -1,6 +1,7 @@
 """Images of the namespace backend: layers, sources, whole roots."""
 
 import asyncio
+import random
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.base import Image, Limits, SandboxError
+from sandbox.base import Diff, Image, Limits, RejectedDiff, SandboxError
 from sandbox.namespace import NamespaceProvider, NamespaceSandbox
 
 LIMITS = Limits(memory=256 << 20, pids=24, disk=8 << 20, output=4096)
@@ -32,8 +33,7 @@ async def say(sandbox: NamespaceSandbox, command: str) -> str:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
+    assert tmp_path.parent.stat().st_mode & 0o077 == 0  # only its owner can reach it
     top = tmp_path / "source"
     for path, text in {"a.py": "x = 1\n", "pkg/b.py": "y = 2\n", "pkg/c.py": "z = 3\n"}.items():
         (top / path).parent.mkdir(parents=True, exist_ok=True)
@@ -73,15 +73,103 @@ def test_launch_shows_the_source(source: Path) -> None:
         backend = NamespaceProvider()
         try:
             image = Image(source=source)
-            launched = await backend.launch(["/bin/cat"], LIMITS, scratch=False, image=image)
-            answer = await launched.request("get", path="/testbed/pkg/c.py", limit=100)
-            assert answer[1] == b"z = 3\n"
+            program = ["/bin/cat", "pkg/c.py", "new", "-"]
+            launched = await backend.launch(
+                program, LIMITS, scratch=False, image=image, files={"new": b"given\n"}
+            )
+            said = b""
+            while not said.endswith(b"given\n"):
+                said += await launched.pipes.read()
+            assert said == b"z = 3\ngiven\n"
+            assert (await launched.request("get", path="/testbed/a.py", limit=100))[1] == b"x = 1\n"
             await launched.destroy()
             launched.pipes.close()
         finally:
             await backend.close()
 
     asyncio.run(session())
+
+
+OPERATIONS = (
+    "echo {n} > {a}",
+    "rm -rf {a}",
+    "rm -rf {a}; mkdir {a}; echo {n} > {a}/x",
+    "mkdir -p {a}",
+    "mv {a} {b}",
+    "cp -r {a} {b}",
+    "rm -rf {a}; cp -r {b} {a}",
+    "echo more >> {a}",
+    "rm -rf {a}/*",
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_diff_of_random_edits_leads_from_the_source_to_the_tree(source: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    (source / "pkg/deep/er").mkdir(parents=True)
+    (source / "pkg/deep/er/d.py").write_text("d\n")
+    (source / "pkg/deep/e.py").write_text("e\n")
+    (source / "link").symlink_to("a.py")
+    (source / "run").write_text("#!/bin/sh\n")
+    (source / "run").chmod(0o755)
+    names = ["a.py", "pkg", "pkg/b.py", "pkg/deep", "pkg/deep/er", "n", "n/m", "pkg/new", "given"]
+    before = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}
+    before |= {"given": b"g\n", "a.py": b"given\n"}
+    del before["link"]
+
+    async def body(sandbox: NamespaceSandbox) -> None:
+        for n in range(12):
+            operation = rng.choice(OPERATIONS)
+            await sandbox.exec(operation.format(n=n, a=rng.choice(names), b=rng.choice(names)), 10)
+            if rng.random() < 0.2:
+                await sandbox.exec("exit", 10)  # rebuilt around the same tree
+        after = {}
+        for path in (await say(sandbox, "find . -type f")).split():
+            after[path[2:]] = await sandbox.read(path)
+        diff = await sandbox.diff()
+        assert type(diff) is Diff, diff
+        patched = before | diff.files
+        assert {path: data for path, data in patched.items() if data is not None} == after
+        assert all(before.get(path) != data for path, data in diff.files.items())
+        assert "-rwx" in await say(sandbox, "ls -l run")
+
+    within(Image(source=source), body, {"given": b"g\n", "a.py": b"given\n"})
+
+
+def test_new_links_and_special_files_reject_the_diff(source: Path) -> None:
+    (source / "link").symlink_to("a.py")
+
+    async def body(sandbox: NamespaceSandbox) -> None:
+        await say(sandbox, "rm link; ln -s a.py link")
+        assert (await sandbox.diff()).empty
+        for make, undo in {
+            "ln -sf pkg link": "ln -sfn a.py link",
+            "ln -s a.py m": "rm m",
+            "mkfifo f": "rm f",
+            "ln a.py hard": "rm hard; cat a.py > c; mv c a.py",
+            "chmod 000 pkg": "chmod 755 pkg",
+            "echo 1 > q; chmod 000 q": "rm -f q",
+        }.items():
+            await say(sandbox, make)
+            assert isinstance(await sandbox.diff(), RejectedDiff), make
+            await say(sandbox, undo)
+            assert (await sandbox.diff()).empty, undo
+        await say(sandbox, "rm link")
+        assert (await sandbox.diff()).files == {"link": None}
+
+    within(Image(source=source), body)
+
+
+def test_disk_limit_holds_in_a_source(source: Path) -> None:
+    async def body(sandbox: NamespaceSandbox) -> None:
+        filler = await sandbox.exec("cat /dev/zero > big; cat /dev/zero > big2", 20)
+        assert "No space left" in filler.output
+        assert await sandbox.exec("i=0; while [ $i -lt 20000 ]; do : > e$i || exit 7; i=$((i+1)); done", 60)
+        assert (await sandbox.exec("cat /dev/zero > /tmp/big", 20)).exit_code != 0
+        assert await say(sandbox, "rm -f big* e*; echo fine") == "fine\n"
+        assert (await sandbox.diff()).empty
+
+    within(Image(source=source), body)
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""One sandbox as the keeper holds it: its disk, and the bubblewrap process that runs in it."""
+
+import os
+import select
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sandbox.keeper.disk import Disk
+from sandbox.keeper.files import open_in
+from sandbox.keeper.wire import Header
+
+_REPORT_TIMEOUT = 10_000  # milliseconds; a report takes a few
+
+
+@dataclass
+class Box:
+    """Descriptors belong to the keeper. A sandbox that is rebuilt keeps its disk."""
+
+    disk: Disk
+    workdir: str
+    pid: int = 0
+    outer: int = -1  # pidfd of bubblewrap
+    info: int = -1  # pipe: bubblewrap's report; closed once read
+    report: bytes = b""
+    first: int = 0  # the sandbox's first process, and its pidfd
+    inner: int = -1
+    root: int = -1  # directory: the sandbox's /
+    running: bool = False
+    status: int | None = None
+
+    def started(self, pid: int, info: int) -> None:
+        """Bubblewrap runs as `pid` and will report through `info`."""
+        self.pid, self.outer, self.info = pid, os.pidfd_open(pid), info
+        self.report, self.first, self.running, self.status = b"", 0, True, None
+
+    def kill(self) -> None:
+        """Kills the first process, and with it the whole pid namespace."""
+        fd = self.inner if self.inner >= 0 else self.outer
+        if self.running:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def ended(self) -> None:
+        """Reaps bubblewrap. Its exit means that all processes of the sandbox are gone."""
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.running = False
+        for fd in (self.outer, self.inner, self.root):
+            if fd >= 0:
+                os.close(fd)
+        self.outer = self.inner = self.root = -1
+
+    def opened_root(self) -> int:
+        """The sandbox's / as a descriptor. Raises `OSError` while bubblewrap still makes it."""
+        if not self.running or not self.first:
+            raise OSError(3, "the sandbox does not run")
+        if self.root < 0:
+            program, bubblewrap = (os.stat(f"/proc/{pid}/exe") for pid in (self.first, self.pid))
+            if os.path.samestat(program, bubblewrap):
+                raise OSError(11, "the sandbox is still starting")
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            self.root = os.open(f"/proc/{self.first}/root", flags)
+            os.close(open_in(self.root, self.workdir, flags))
+        return self.root
+
+
+def readable(fd: int) -> bool:
+    """Whether bubblewrap reports before it takes too long."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(_REPORT_TIMEOUT))
+
+
+def bubblewrap_arguments(request: Header, roots: list[str], work: str) -> list[str]:
+    """The request's arguments, with what only the keeper knows in place of {root} and {work}."""
+    result: list[str] = []
+    for argument in request["argv"]:
+        result += roots if argument == "{root}" else [work if argument == "{work}" else argument]
+    return result

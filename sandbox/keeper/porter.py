@@ -1,0 +1,98 @@
+"""The porter: as root, shows the keeper what an unprivileged process cannot reach or own.
+
+It stays root beside the keeper, in the same private mount namespace, and serves the owner alone:
+neither the keeper nor a sandbox has a way to talk to it. It ends when both of them have ended.
+"""
+
+import itertools
+import os
+import socket
+from pathlib import Path
+
+from sandbox.keeper import mounts
+from sandbox.keeper.wire import Header, Unpacker, pack
+
+
+class Porter:
+    """Binds paths of the host below `stage`, where the keeper sees them appear."""
+
+    def __init__(self, control: socket.socket, *, stage: str, uid: int) -> None:
+        self._control, self._stage, self._uid = control, stage, uid
+        self._unpacker, self._numbers = Unpacker(), itertools.count()
+        self._maps: dict[tuple[int, int], int] = {}
+        self._private = True
+
+    def prepare(self) -> str:
+        """Makes the private mount namespace. Returns where the keeper may mount.
+
+        Root of some containers may not even do that; then only what everyone can reach is shown.
+        """
+        try:
+            mounts.unshare(mounts.NEW_NAMESPACE)
+        except PermissionError:
+            self._private = False
+            return self._stage
+        mounts.mount("none", "/", None, flags=mounts.RECURSIVE | mounts.PRIVATE)
+        mounts.mount("stage", self._stage, "tmpfs", options="mode=755,size=1m")
+        mounts.mount("none", self._stage, None, flags=mounts.SHARED)
+        os.mkdir(f"{self._stage}/keeper")
+        return f"{self._stage}/keeper"
+
+    def serve(self) -> None:
+        """Answers the owner until its end of the socket closes."""
+        try:
+            while data := self._control.recv(1 << 16):
+                for header, _ in self._unpacker.feed(data):
+                    self._control.sendall(pack({"id": header["id"], **self._answer(header)}))
+        except ConnectionError:
+            return
+
+    def _answer(self, header: Header) -> Header:
+        try:
+            if header["op"] == "share":
+                return {"path": self._share(header["path"], header["owned"])}
+            self._release(header["path"])
+            return {}
+        except OSError as error:
+            return {"errno": error.errno, "error": f"{header['path']}: {error.strerror}"}
+
+    def _share(self, path: str, owned: bool) -> str:
+        """Shows `path` below the stage; `owned`: as if its owner were the keeper's user."""
+        if not self._private:
+            return _reachable(path)
+        tree = mounts.clone_tree(path)
+        try:
+            info = os.fstat(tree)
+            if owned:
+                self._own(tree, info)
+            target = f"{self._stage}/{next(self._numbers)}"
+            os.mkdir(target) if os.path.isdir(path) else os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC))
+            mounts.attach(tree, target)
+            return target
+        finally:
+            os.close(tree)
+
+    def _own(self, tree: int, info: os.stat_result) -> None:
+        if info.st_uid == self._uid:
+            return
+        key = info.st_uid, info.st_gid
+        try:
+            if key not in self._maps:
+                maps = (f"{owner} {self._uid} 1" for owner in key)
+                self._maps[key] = mounts.user_namespace(*maps)
+            mounts.map_owners(tree, self._maps[key])
+        except OSError:  # the file system cannot; the keeper sees whose it is and copies it
+            return
+
+    def _release(self, path: str) -> None:
+        if self._private:
+            mounts.detach(path)
+            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def _reachable(path: str) -> str:
+    """`path`, if others than root can enter its folders. Raises `PermissionError`."""
+    for folder in (path, *(str(parent) for parent in Path(path).parents)):
+        if not os.stat(folder).st_mode & 0o005:
+            raise PermissionError(13, f"only root can read {folder}; let others read and enter it", path)
+    return path

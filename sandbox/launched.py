@@ -1,0 +1,100 @@
+"""A program running as the first process of a namespace sandbox, and how its start can fail."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sandbox.base import SandboxError
+from sandbox.keeper.client import KeeperClient
+from sandbox.pipes import Pipes
+
+_T = TypeVar("_T")
+_WORDS_TIMEOUT = 2.0  # seconds for what a program that failed to start has to say
+
+
+@dataclass
+class Launched:
+    """A program running as the first process of a sandbox."""
+
+    keeper: KeeperClient
+    identity: int
+    header: dict[str, Any]  # the request that starts it
+    pipes: Pipes
+    release: Callable[[], Awaitable[None]]
+    pid: int = 0
+    released: bool = field(default=False, init=False)
+
+    async def request(self, op: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+        """Asks the keeper to do something with this sandbox."""
+        return await self.keeper.call({"op": op, "sandbox": self.identity, **fields}, payload=payload)
+
+    async def spawn(self, payload: bytes = b"") -> None:
+        """Starts the program: the first time with the files of `payload`, then around the same files.
+
+        Raises `SandboxError`, with what the program said, or `OSError`.
+        """
+        theirs_in, ours_in, ours_out, theirs_out = _two_pipes()
+        self.pipes.close()
+        self.pipes = Pipes(ours_in, ours_out)
+        try:
+            answer, _ = await self.keeper.call(self.header, payload=payload, fds=(theirs_in, theirs_out))
+        except SandboxError as error:
+            os.close(theirs_out)
+            theirs_out = -1
+            raise SandboxError(await self._last_words() or str(error)) from error
+        finally:
+            os.close(theirs_in)
+            if theirs_out >= 0:
+                os.close(theirs_out)
+        self.pid = answer["pid"]
+
+    async def kill(self) -> int | None:
+        """Ends every process; the working copy stays readable. Returns the exit status."""
+        return (await self.request("kill"))[0]["status"]
+
+    async def destroy(self) -> None:
+        """Ends every process and forgets the sandbox. Idempotent; the pipes stay open."""
+        await self.request("destroy")
+        if not self.released:
+            self.released = True
+            await self.release()
+
+    async def _last_words(self) -> str:
+        with suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(_WORDS_TIMEOUT):
+                return (await self.pipes.read()).decode(errors="replace").strip()
+        return ""
+
+
+def no_pipes() -> Pipes:
+    """What a program has that was not started yet."""
+    return Pipes(-1, -1)
+
+
+def _two_pipes() -> tuple[int, int, int, int]:
+    """(read, write, read, write). Raises `SandboxError` where the process has no descriptors left."""
+    made: list[int] = []
+    try:
+        for _ in range(2):
+            made += os.pipe()
+    except OSError as error:
+        for fd in made:
+            os.close(fd)
+        raise SandboxError(f"no pipe to a sandbox: {error}; raise the limit of open files") from error
+    return made[0], made[1], made[2], made[3]
+
+
+async def whole(work: Awaitable[_T]) -> _T:  # noqa: UP047 (syntax of newer interpreters only)
+    """Awaits `work` to its end even if the caller is cancelled meanwhile, then lets the cancellation through."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # so that nobody is told that it was never retrieved
+        raise
