@@ -88,7 +88,7 @@ def _two_pipes() -> tuple[int, int, int, int]:
 
 
 async def whole(work: Awaitable[_T]) -> _T:  # noqa: UP047 (syntax of newer interpreters only)
-    """Awaits `work` to its end even if the caller is cancelled meanwhile, then lets the cancellation through."""
+    """Awaits `work` to its end even if the caller is cancelled meanwhile, and cancels the caller then."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -94,9 +94,16 @@ class NamespaceProvider:
             argv = arguments(program, view=view, python=self.python, limits=limits, scratch=scratch)
             sizes, payload = join_files(relative(files, image.workdir))
             launched.header = {
-                **{"op": "spawn", "sandbox": launched.identity, "bwrap": f"{bwrap}/{self._layout.bwrap}"},
-                **{"argv": argv, "rlimits": rlimits(limits), "disk": limits.disk, "lower": view.lower},
-                **{"workdir": image.workdir, "root": view.root, "files": sizes},
+                "op": "spawn",
+                "sandbox": launched.identity,
+                "bwrap": f"{bwrap}/{self._layout.bwrap}",
+                "argv": argv,
+                "rlimits": rlimits(limits),
+                "disk": limits.disk,
+                "files": sizes,
+                "workdir": image.workdir,
+                "lower": view.lower,
+                "root": view.root,
                 "targets": [image.workdir, *image.layers],
             }
             await launched.spawn(payload)

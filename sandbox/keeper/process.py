@@ -50,7 +50,9 @@ class Keeper:
                     box.ended()
 
     def _receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16)
+        for fd in fds:  # recv_fds ignores MSG_CMSG_CLOEXEC: a sandbox would hold another's pipes
+            os.set_inheritable(fd, False)
         if not data:
             raise EOFError
         self._fds += fds

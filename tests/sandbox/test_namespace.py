@@ -229,6 +229,20 @@ def test_diff_lists_new_changed_and_deleted_files(provider: type[NamespaceProvid
     within(provider, body)
 
 
+def test_no_sandbox_holds_the_pipes_of_another(provider: type[NamespaceProvider]) -> None:
+    async def body() -> None:
+        backend = provider()
+        try:
+            boxes = await asyncio.gather(*(backend.create({}, LIMITS) for _ in range(8)))
+            for box in boxes:
+                held = await say(box, "readlink /proc/1/fd/* > held; sort -u held")
+                assert len([name for name in held.split() if name.startswith("pipe:")]) <= 2, held
+        finally:
+            await backend.close()
+
+    asyncio.run(body())
+
+
 def test_sandboxes_do_not_see_each_other(provider: type[NamespaceProvider]) -> None:
     async def body() -> None:
         backend = provider()

@@ -128,7 +128,7 @@ def test_diff_of_random_edits_leads_from_the_source_to_the_tree(source: Path, se
             after[path[2:]] = await sandbox.read(path)
         diff = await sandbox.diff()
         assert type(diff) is Diff, diff
-        patched = before | diff.files
+        patched = {**before, **diff.files}
         assert {path: data for path, data in patched.items() if data is not None} == after
         assert all(before.get(path) != data for path, data in diff.files.items())
         assert "-rwx" in await say(sandbox, "ls -l run")
