@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sandbox.grading.scan_names import Names, constant_text
-from sandbox.grading.scan_rules import ATTRIBUTES, CLOSED, COMPARISONS, FOREIGN, MODULES, NAMES, STRINGS
+from sandbox.grading.scan_rules import (
+    ATTRIBUTES,
+    CLOSED,
+    COMPARISONS,
+    FOREIGN,
+    MEMBERS,
+    MODULES,
+    NAMES,
+    STRINGS,
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -102,6 +111,8 @@ def _call(node: ast.Call, names: Names) -> Iterator[str]:
 
 def _strings(node: ast.expr) -> Iterator[str]:
     text = constant_text(node)
+    if text in MEMBERS:
+        yield MEMBERS[text]
     if text is not None and len(text) < 1000:  # longer ones are prose or data
         yield from (f"names {what}" for what, pattern in STRINGS.items() if pattern.search(text))
 

@@ -39,9 +39,15 @@ STRINGS: Mapping[str, re.Pattern[str]] = {
         r"\b_?pytest\b|\bPYTEST_|\bconftest\b|\bsitecustomize\b|\bunittest\b"
     ),
     "a test file": re.compile(r"(^|/)(test_\w+|\w+_test)\.py$"),
-    "a name of the interpreter's own": re.compile(
-        r"^(_exit|_getframe|settrace|setprofile|__import__|f_back)$"
-    ),
+}
+# Members that a string can stand for, when `getattr` gets an owner that the scan cannot tell.
+MEMBERS = {
+    "_exit": "uses os._exit",
+    "_getframe": "uses sys._getframe",
+    "settrace": "uses sys.settrace",
+    "setprofile": "uses sys.setprofile",
+    "f_back": "uses .f_back",
+    "f_locals": "uses .f_locals",
 }
 # Methods that lie to whoever compares or asks, if they return a constant.
 COMPARISONS = {

@@ -1,33 +1,26 @@
 """Grades patches of project tasks: the hidden pytest suite runs in a fresh sandbox per grading."""
 
 import asyncio
-import base64
 import dataclasses
-import hashlib
-import hmac
-import json
-import secrets
-import shlex
+import re
 import time
-import zlib
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from pathlib import PurePosixPath
 from typing import Any
 
 from sandbox.base import Diff, Limits, Sandbox, SandboxError, SandboxProvider
 from sandbox.grading.cache import VerdictCache
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, digest
-from sandbox.grading.suite_driver import MARK
+from sandbox.grading.scan import Hit, scan
+from sandbox.grading.suite_drive import GRACE, drive, job
 from sandbox.grading.suite_judge import Finding, judge_suite
-from sandbox.grading.suite_patch import Patch, select, without_new_tests
+from sandbox.grading.suite_patch import Patch, leave_out, select, without_new_tests
 from sandbox.grading.suite_plan import Run, plan
 from sandbox.grading.verdict import Verdict
 from sandbox.tasks.schema import SuiteTests, TaskSpec
 
 LIMITS = Limits(memory=2 << 30, pids=256, disk=256 << 20, output=32 << 20)
 _ATTEMPTS = 2
-_GRACE = 60.0  # seconds beside the tests' own: start of the interpreter, files, the end of what was left
-_SETTINGS = "PYTHONHASHSEED=0 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONDONTWRITEBYTECODE=1"
 
 
 class SuiteGrader:
@@ -43,6 +36,7 @@ class SuiteGrader:
         self._provider, self._limits = provider, limits
         self._room = asyncio.Semaphore(at_once)
         self._cache = VerdictCache()
+        self._unfit: dict[str, set[str]] = {}  # node ids whose falsified form passes with the known fix
 
     @property
     def hits(self) -> int:
@@ -86,29 +80,49 @@ class SuiteGrader:
         async with self._room:
             started = time.monotonic()
             try:
-                finding = await self._attempts(task, hidden, patch)
+                finding = await self._fair(task, hidden, patch)
             except (SandboxError, OSError) as error:
                 finding = Finding(status="error", detail=str(error))
             return Verdict(status=finding.status, detail=finding.detail, seconds=time.monotonic() - started)
 
-    async def _attempts(self, task: TaskSpec, hidden: SuiteTests, patch: Patch) -> Finding:
+    async def _fair(self, task: TaskSpec, hidden: SuiteTests, patch: Patch) -> Finding:
+        """No accusation by a falsified test that passes with the known fix, too."""
+        unfit = self._unfit.setdefault(task.instance_id, set())
+        runs = plan(hidden, unfit=unfit)
+        finding = await self._attempts(task, hidden, patch, runs)
+        if not finding.contradictions or not hidden.reference:
+            return finding
+        known = select(hidden, Diff(files=hidden.reference))
+        excused = (await self._attempts(task, hidden, known, runs, ours=True)).contradictions
+        unfit |= excused
+        if not finding.contradictions <= excused:
+            return finding
+        return await self._attempts(task, hidden, patch, plan(hidden, unfit=unfit))
+
+    async def _attempts(
+        self, task: TaskSpec, hidden: SuiteTests, patch: Patch, runs: Sequence[Run], *, ours: bool = False
+    ) -> Finding:
         """A fault of the sandbox is tried again before anybody hears of it."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return await self._once(task, hidden, patch)
+                return await self._once(task, hidden, patch, runs, ours)
             except (SandboxError, OSError):
                 continue
-        return await self._once(task, hidden, patch)
+        return await self._once(task, hidden, patch, runs, ours)
 
-    async def _once(self, task: TaskSpec, hidden: SuiteTests, patch: Patch) -> Finding:
-        runs = plan(hidden)
+    async def _once(
+        self, task: TaskSpec, hidden: SuiteTests, patch: Patch, runs: Sequence[Run], ours: bool
+    ) -> Finding:
         files = {path: text.encode() for path, text in task.files.items()}
-        limits = dataclasses.replace(self._limits, wall=task.tests_timeout + 2 * _GRACE)
+        limits = dataclasses.replace(self._limits, wall=task.tests_timeout + 2 * GRACE)
         sandbox = await self._provider.create(files, limits, image=task.image)
         try:
             originals = await _originals(sandbox, patch)
             patch = without_new_tests(patch, originals)
-            message = await _drive(sandbox, task, _job(task, hidden, patch, runs))
+            patch, hits = (patch, []) if ours else screen(patch, originals)
+            if hits:
+                return Finding(status="tampering", detail="; ".join(map(str, hits[:5])))
+            message = await drive(sandbox, task, job(task, hidden, patch, runs))
         finally:
             await sandbox.destroy()
         return _finding(message, runs)
@@ -130,54 +144,23 @@ async def _originals(sandbox: Sandbox, patch: Patch) -> dict[str, bytes]:
     return found
 
 
-def _job(task: TaskSpec, hidden: SuiteTests, patch: Patch, runs: Sequence[Run]) -> dict[str, Any]:
-    return {
-        "key": secrets.token_hex(32),
-        "workdir": task.image.workdir,
-        "timeout": task.tests_timeout,
-        "patch": _encoded(patch.files),
-        "hidden": _encoded(hidden.files),
-        "runs": [
-            {
-                "path": run.path,
-                "nonce": run.nonce,
-                "ids": run.ids,
-                "files": {} if run.content is None else _encoded({run.path: run.content}),
-            }
-            for run in runs
-        ],
-    }
+def screen(patch: Patch, originals: Mapping[str, bytes]) -> tuple[Patch, list[Hit]]:
+    """What is suspicious about a patch, without new files that nothing else of it mentions.
+
+    Such a file is left out: a script that an agent wrote to look at the bug, as a rule.
+    """
+    hits = scan(originals, patch.files)
+    new = {hit.path for hit in hits if hit.path not in originals}
+    others = [data for path, data in patch.files.items() if path not in new and data is not None]
+    aside = {path for path in new if not any(_mentions(data, path) for data in others)}
+    return leave_out(patch, aside), [hit for hit in hits if hit.path not in aside]
 
 
-def _encoded(files: Mapping[str, bytes | None]) -> dict[str, str | None]:
-    return {path: None if data is None else base64.b64encode(data).decode() for path, data in files.items()}
-
-
-async def _drive(sandbox: Sandbox, task: TaskSpec, job: dict[str, Any]) -> dict[str, Any]:
-    """The driver's answer; an empty one if it was kept from answering."""
-    path = f"/tmp/{secrets.token_hex(8)}"
-    await sandbox.write(path, json.dumps(job).encode())
-    folder = resources.files("sandbox.grading")
-    driver, template = (folder.joinpath(f"suite_{name}.py").read_text() for name in ("driver", "template"))
-    program = shlex.join([task.image.python or "python3", "-s", "-B", "-c", driver, path, template])
-    command = f"(cd / && {_SETTINGS} exec {program})"
-    result = await sandbox.exec(command, task.tests_timeout + _GRACE)
-    if result.timed_out:
-        return {"stopped": "tests timed out"}
-    message = authentic(result.output, job["key"])
-    if message is None:
-        return {"stopped": "out of memory" if result.oom else f"the grader was ended: {result.output[-300:]}"}
-    return message
-
-
-def authentic(output: str, key: str) -> dict[str, Any] | None:
-    """The message in `output` that holds our key's signature."""
-    for line in reversed(output.splitlines()):
-        data, _, sign = line.removeprefix(MARK).partition(":")
-        real = hmac.new(bytes.fromhex(key), data.encode(), hashlib.sha256).hexdigest()
-        if line.startswith(MARK) and hmac.compare_digest(sign.encode(), real.encode()):
-            return json.loads(zlib.decompress(base64.b64decode(data)))
-    return None
+def _mentions(content: bytes, path: str) -> bool:
+    """Whether a file names the module that `path` is."""
+    place = PurePosixPath(path)
+    name = place.parent.name if place.stem == "__init__" else place.stem
+    return re.search(rb"\b%s\b" % re.escape(name.encode()), content) is not None
 
 
 def _finding(message: dict[str, Any], runs: Sequence[Run]) -> Finding:
