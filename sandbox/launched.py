@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ class Launched:
     header: dict[str, Any]  # the request that starts it
     pipes: Pipes
     release: Callable[[], Awaitable[None]]
+    environment: Mapping[str, str] = field(default_factory=dict)
     pid: int = 0
     released: bool = field(default=False, init=False)
 

@@ -23,7 +23,7 @@ from sandbox.keeper.wire import join_files
 from sandbox.launched import Launched, no_pipes, whole
 from sandbox.namespace_sandbox import NamespaceSandbox, relative
 from sandbox.shares import Share, Shares
-from sandbox.view import View, check
+from sandbox.view import View, check, environment
 
 __all__ = ["Launched", "NamespaceProvider", "NamespaceSandbox"]
 
@@ -106,6 +106,7 @@ class NamespaceProvider:
                 "root": view.root,
                 "targets": [image.workdir, *image.layers],
             }
+            launched.environment = environment(image, self.python)
             await launched.spawn(payload)
         except BaseException as error:
             await _abandon(launched)

@@ -11,7 +11,9 @@ from sandbox.diffs import compare
 from sandbox.keeper.wire import join_files, split_files
 from sandbox.launched import Launched, whole
 from sandbox.shell import Finished, Shell
+from sandbox.terminal import NamespaceTerminal
 
+_INTERACTIVE = (("/bin/bash", "--norc", "--noprofile"), ("/bin/sh",))
 _START_TIMEOUT = 30.0  # seconds; a start takes milliseconds unless the machine is drowning
 
 
@@ -40,6 +42,7 @@ class NamespaceSandbox:
         self._baseline: dict[str, bytes] = {}
         self._launched: Launched | None = None
         self._shell: Shell | None = None
+        self._terminals: list[NamespaceTerminal] = []
         self._usable = False  # the shell waits for a command
         self._ending: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -77,6 +80,22 @@ class NamespaceSandbox:
         if header["problem"]:
             return RejectedDiff(reason=header["problem"])
         return compare(self._baseline, split_files(header["files"], payload), header["deleted"])
+
+    async def terminal(self) -> NamespaceTerminal:
+        """See `Sandbox.terminal`. It ends, too, when a command is out of time or ends the shell."""
+        launched = self._alive()
+        try:
+            header, _ = await launched.request(
+                "terminal",
+                commands=_INTERACTIVE,
+                environment=launched.environment,
+                rlimits=launched.header["rlimits"],
+            )
+        except OSError as error:
+            raise SandboxError(f"no terminal: {error}") from error
+        terminal = NamespaceTerminal(header["fd"], header["pid"], launched)
+        self._terminals.append(terminal)
+        return terminal
 
     async def destroy(self) -> None:
         """See `Sandbox.destroy`. Completes even if the caller is cancelled."""
@@ -156,6 +175,8 @@ class NamespaceSandbox:
                 await self._launched.destroy()
         finally:
             self._launched.pipes.close()
+            for terminal in self._terminals:
+                terminal.abandon()
 
 
 def relative(files: Mapping[str, bytes], workdir: str) -> dict[str, bytes]:

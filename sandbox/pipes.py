@@ -24,7 +24,7 @@ class Pipes:
             try:
                 view = view[os.write(self._stdin, view) :]
             except BlockingIOError:
-                await _ready(self._stdin, write=True)
+                await ready(self._stdin, write=True)
             except OSError as error:
                 raise SandboxError(f"the program in the sandbox is gone: {error}") from error
 
@@ -34,7 +34,7 @@ class Pipes:
             try:
                 return os.read(self._stdout, _CHUNK)
             except BlockingIOError:
-                await _ready(self._stdout)
+                await ready(self._stdout)
             except OSError as error:
                 raise SandboxError(f"the sandbox was destroyed: {error}") from error
 
@@ -46,7 +46,8 @@ class Pipes:
         self._stdin = self._stdout = -1
 
 
-async def _ready(fd: int, *, write: bool = False) -> None:
+async def ready(fd: int, *, write: bool = False) -> None:
+    """Waits until `fd` can be read or written."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)

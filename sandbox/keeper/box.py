@@ -4,7 +4,7 @@ import os
 import select
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandbox.keeper.disk import Disk
 from sandbox.keeper.files import open_in
@@ -28,6 +28,7 @@ class Box:
     root: int = -1  # directory: the sandbox's /
     running: bool = False
     status: int | None = None
+    terminals: set[int] = field(default_factory=set)  # process ids of their shells
 
     def started(self, pid: int, info: int) -> None:
         """Bubblewrap runs as `pid` and will report through `info`."""
@@ -45,6 +46,7 @@ class Box:
         """Reaps bubblewrap. Its exit means that all processes of the sandbox are gone."""
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.running = False
+        self.terminals.clear()
         for fd in (self.outer, self.inner, self.root):
             if fd >= 0:
                 os.close(fd)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import socket
 from collections.abc import Sequence
 
@@ -18,13 +19,14 @@ class Channel:
         self._socket.setblocking(False)
         self._unpacker, self._ids = Unpacker(), itertools.count()
         self._pending: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
+        self._fds: list[int] = []  # received, their answers still incomplete
         self._sending = asyncio.Lock()
         self._loop.add_reader(self._socket, self._receive)
 
     async def call(
         self, header: Header, *, payload: bytes = b"", fds: Sequence[int] = ()
     ) -> tuple[Header, bytes]:
-        """Sends one request and waits for its answer.
+        """Sends one request and waits for its answer, whose header has "fd" if a descriptor came with it.
 
         Raises `SandboxError` if the keeper is gone, `OSError` (by errno) if it refused.
         """
@@ -45,6 +47,8 @@ class Channel:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._socket.close()
+            for fd in self._fds:
+                os.close(fd)
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(SandboxError(reason))
@@ -79,14 +83,24 @@ class Channel:
 
     def _receive(self) -> None:
         try:
-            data = self._socket.recv(1 << 18)
+            data, fds, _, _ = socket.recv_fds(self._socket, 1 << 18, 16)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds += fds
         if not data:
             return self.close("the sandbox keeper ended")
         for header, payload in self._unpacker.feed(data):
-            future = self._pending.get(header["id"])
-            if future is not None and not future.done():
-                future.set_result((header, payload))
+            self._deliver(header, payload)
+
+    def _deliver(self, header: Header, payload: bytes) -> None:
+        if header.get("fd"):  # a descriptor comes with the first byte of its answer
+            header["fd"] = self._fds.pop(0)
+        future = self._pending.get(header["id"])
+        if future is not None and not future.done():
+            future.set_result((header, payload))
+        elif header.get("fd"):
+            os.close(header["fd"])

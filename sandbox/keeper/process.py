@@ -20,6 +20,7 @@ from sandbox.keeper.changes import changes
 from sandbox.keeper.disk import Disk
 from sandbox.keeper.files import read_file, write_file
 from sandbox.keeper.roots import root_arguments
+from sandbox.keeper.terminal import Program, kill_tree, open_pair, start
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
 
 
@@ -186,6 +187,27 @@ class Keeper:
         sizes, payload = join_files(found.files)
         answer = {"files": sizes, "deleted": found.deleted, "problem": found.problem}
         self._reply(request, answer, payload)
+
+    def _do_terminal(self, request: Header, _: bytes) -> None:
+        box = self._find(request)
+        program = Program(request["commands"], request["environment"], box.workdir, request["rlimits"])
+        master, slave = open_pair(box.opened_root())
+        try:
+            pid = start(program, first=box.inner, slave=slave)
+            box.terminals.add(pid)
+            frame = pack({"id": request["id"], "pid": pid, "fd": True})
+            socket.send_fds(self._control, [frame[:1]], [master])
+            self._control.sendall(frame[1:])
+        finally:
+            os.close(master)
+            os.close(slave)
+
+    def _do_hangup(self, request: Header, _: bytes) -> None:
+        box = self._boxes.get(request["sandbox"])
+        if box is not None and request["pid"] in box.terminals:
+            box.terminals.discard(request["pid"])
+            kill_tree(request["pid"])
+        self._reply(request, {})
 
     def _find(self, request: Header) -> Box:
         box = self._boxes.get(request["sandbox"])

@@ -7,5 +7,5 @@ from .core import Backend
 
 MODULES = (commands, files, isolation, life, limits, terminals)
 BACKENDS: dict[str, Backend] = {
-    "namespace": Backend(name="namespace", make=NamespaceProvider, traits=frozenset({"images"}))
+    "namespace": Backend(name="namespace", make=NamespaceProvider, traits=frozenset({"images", "terminal"}))
 }

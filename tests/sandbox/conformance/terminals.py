@@ -54,7 +54,7 @@ async def terminal_feeds_interactive_programs(stage: Stage) -> None:
     await terminal.send(b"print(input('na' + 'me? ') * 2)\n")
     await _until(terminal, b"name? ")
     await terminal.send(b"ho\n")
-    await _until(terminal, b"hoho")
+    await _until(terminal, b"hoho\r\n>>> ")  # a C-d before the prompt would be lost
     await terminal.send(b"\x04")
     await terminal.send(b"echo ba''ck\n")
     await _until(terminal, b"back")
