@@ -7,7 +7,7 @@ NOJAX := .cache/nojax
 HF := .cache/hf
 ARGS ?=
 
-.PHONY: help setup train test test-slow test-nojax parity lint starting-checkpoint bench lock clean
+.PHONY: help setup train test test-slow test-nojax test-engines parity lint starting-checkpoint bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -31,6 +31,9 @@ test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment
 
 $(NOJAX)/ready.json: $(READY) requirements/nojax.txt
 	$(PYTHON3) tools/bootstrap.py --environment $(NOJAX) --requirements requirements/nojax.txt
+
+test-engines: $(READY)  ## sandboxes in dockerd and podman, which this starts on roots of their own (root)
+	$(PY) tools/container_engines.py -- $(PY) -m pytest tests/sandbox/test_conformance_engines.py $(ARGS)
 
 parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random weights
 	$(PY) tools/parity.py --hf-python $(HF)/bin/python $(ARGS)
