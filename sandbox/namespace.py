@@ -66,13 +66,16 @@ class NamespaceProvider:
         scratch: bool,
         image: Image = HOST,
         files: Mapping[str, bytes] | None = None,
+        strict: bool = True,
     ) -> Launched:
         """Starts `program` in a sandbox of its own; `scratch` gives it a writable /tmp.
 
-        The working directory holds the image's tree and `files`. The caller destroys what it gets,
-        then closes the pipes.
+        The working directory holds the image's tree and `files`. `strict` also refuses what could
+        outlive a process (System V shared memory) or look into another (ptrace). The caller destroys
+        what it gets, then closes the pipes.
         """
-        starting = asyncio.ensure_future(self._launch(program, limits, scratch, image, files or {}))
+        kind = "strict" if strict else "usual"
+        starting = asyncio.ensure_future(self._launch(program, limits, scratch, image, files or {}, kind))
         try:
             return await whole(starting)
         except asyncio.CancelledError:
@@ -82,7 +85,13 @@ class NamespaceProvider:
             raise
 
     async def _launch(
-        self, program: Sequence[str], limits: Limits, scratch: bool, image: Image, files: Mapping[str, bytes]
+        self,
+        program: Sequence[str],
+        limits: Limits,
+        scratch: bool,
+        image: Image,
+        files: Mapping[str, bytes],
+        kind: str,
     ) -> Launched:
         check(image)
         keeper, shares = self._start_keeper()
@@ -98,6 +107,7 @@ class NamespaceProvider:
                 "sandbox": launched.identity,
                 "bwrap": f"{bwrap}/{self._layout.bwrap}",
                 "argv": argv,
+                "filter": kind,
                 "rlimits": rlimits(limits),
                 "disk": limits.disk,
                 "files": sizes,

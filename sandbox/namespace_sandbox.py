@@ -28,6 +28,7 @@ class Launcher(Protocol):
         scratch: bool,
         image: Image,
         files: Mapping[str, bytes],
+        strict: bool,
     ) -> Launched: ...
 
     def forget(self, sandbox: "NamespaceSandbox") -> None: ...
@@ -108,7 +109,7 @@ class NamespaceSandbox:
         self._baseline = relative(files, self._image.workdir)
         program = [find_shell() if self._image.root is None else "/bin/sh"]
         self._launched = await self._provider.launch(
-            program, self._limits, scratch=True, image=self._image, files=self._baseline
+            program, self._limits, scratch=True, image=self._image, files=self._baseline, strict=False
         )
         await self._greet(self._launched)
         self._alarm = asyncio.get_running_loop().call_later(self._limits.wall, self._expire)

@@ -11,7 +11,8 @@ from sandbox.keeper.process import Keeper
 
 
 def main(config: dict[str, Any]) -> None:
-    """Entry point. `config`: control and porter (descriptors of sockets), stage (a directory), uid.
+    """Entry point. `config`: control and porter (descriptors of sockets), stage (a directory), uid,
+    filters (BPF instructions as hexadecimal digits by name).
 
     `uid` and `porter` are None for an owner that is a plain user, or root without another uid.
     """
@@ -45,6 +46,9 @@ def _keep(config: dict[str, Any], stage: str) -> None:
     try:
         mounts.own_user_namespace()
         mounts.mount("keeper", stage, "tmpfs", options="mode=755,size=1m")
+        for name, program in config["filters"].items():
+            with open(f"{stage}/{name}.bpf", "wb") as file:
+                file.write(bytes.fromhex(program))
     except OSError as error:
         broken = str(error)
     Keeper(control, stage=stage, broken=broken).serve()

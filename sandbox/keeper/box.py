@@ -19,6 +19,7 @@ class Box:
 
     disk: Disk
     workdir: str
+    filter: str = ""  # file of its system call filter
     pid: int = 0
     outer: int = -1  # pidfd of bubblewrap
     info: int = -1  # pipe: bubblewrap's report; closed once read

@@ -81,7 +81,8 @@ class Keeper:
         try:
             box = self._box(request, payload)
             arguments = bubblewrap_arguments(request, self._root_arguments(request), box.disk.place)
-            pid = self._spawn(request["bwrap"], arguments, stdin, stdout, info_write)
+            box.filter = f"{self._stage}/{request['filter']}.bpf"
+            pid = _spawn(request["bwrap"], arguments, box.filter, (stdin, stdout, info_write))
             box.started(pid, info)
         except BaseException:
             os.close(info)
@@ -109,11 +110,6 @@ class Keeper:
         if key not in self._roots:
             self._roots[key] = root_arguments(request["root"], request["targets"])
         return self._roots[key]
-
-    def _spawn(self, program: str, arguments: list[str], stdin: int, stdout: int, info: int) -> int:
-        streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
-        command = [program, "--info-fd", str(info), *arguments]
-        return os.posix_spawn(program, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
 
     def _started(self, request: Header, box: Box) -> None:
         self._read_report(box)
@@ -190,7 +186,9 @@ class Keeper:
 
     def _do_terminal(self, request: Header, _: bytes) -> None:
         box = self._find(request)
-        program = Program(request["commands"], request["environment"], box.workdir, request["rlimits"])
+        with open(box.filter, "rb") as file:
+            rules = file.read()
+        program = Program(request["commands"], request["environment"], box.workdir, request["rlimits"], rules)
         master, slave = open_pair(box.opened_root())
         try:
             pid = start(program, first=box.inner, slave=slave)
@@ -214,6 +212,19 @@ class Keeper:
         if box is None:
             raise OSError(errno.ESRCH, f"sandbox {request['sandbox']} is gone")
         return box
+
+
+def _spawn(program: str, arguments: list[str], rules: str, fds: tuple[int, int, int]) -> int:
+    """Starts bubblewrap with (stdin, stdout, pipe for its report) and the filter in the file `rules`."""
+    stdin, stdout, info = fds
+    seccomp = os.open(rules, os.O_RDONLY)  # its own offset, since bubblewrap reads to the end
+    os.set_inheritable(seccomp, True)
+    streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
+    command = [program, "--info-fd", str(info), "--seccomp", str(seccomp), *arguments]
+    try:
+        return os.posix_spawn(program, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
+    finally:
+        os.close(seccomp)
 
 
 def limit(pid: int, resource_number: int, value: int) -> None:

@@ -15,10 +15,14 @@ from sandbox.keeper.files import open_in
 
 _UNLOCK, _PEER = 0x40045431, 0x5441  # ioctls TIOCSPTLCK and TIOCGPTPEER, as on x86-64 and aarch64
 _NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
-_NO_NEW_PRIVILEGES, _DROP_BOUND, _SUBREAPER, _CAPABILITIES = 38, 24, 36, 64
+_NO_NEW_PRIVILEGES, _DROP_BOUND, _SUBREAPER, _SECCOMP, _CAPABILITIES = 38, 24, 36, 22, 64
 _ROWS, _COLUMNS, _ROUNDS = 24, 80, 100
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Program:
     environment: Mapping[str, str]
     workdir: str
     rlimits: Mapping[str, int]
+    filter: bytes  # of system calls
 
 
 def open_pair(root: int) -> tuple[int, int]:
@@ -120,20 +125,21 @@ def _execute(program: Program, slave: int) -> None:
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
-    _restrict()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    _restrict(program.filter)
     for command in program.commands:
         with suppress(FileNotFoundError):
             os.execve(command[0], list(command), dict(program.environment))
 
 
-def _restrict() -> None:
+def _restrict(instructions: bytes) -> None:
     """Entering gave every capability in the sandbox's namespace: none of them may come back."""
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     for capability in range(_CAPABILITIES):
         _libc.prctl(_DROP_BOUND, capability, 0, 0, 0)
-    if _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "no_new_privs")
+    program = _Filter(len(instructions) // 8, instructions)
+    if _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot confine the terminal")
 
 
 def _read_all(fd: int) -> bytes:

