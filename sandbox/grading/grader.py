@@ -13,7 +13,7 @@ from sandbox.grading.worker import GraderWorker
 from sandbox.namespace import NamespaceProvider
 from sandbox.tasks.schema import HiddenTests, TaskSpec
 
-_ATTEMPTS = 2
+_ATTEMPTS = _CHECKS = 2
 
 
 class Grader:
@@ -91,14 +91,27 @@ class Grader:
                 return await _run(worker, task, hidden, files)
             except (SandboxError, OSError) as error:
                 reason = str(error)
-        return await self._blame(worker, task, hidden, reason)
+        return await self._blame(worker, task, hidden, files, reason)
 
-    async def _blame(self, worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, reason: str) -> Verdict:
-        """Our fault or the patch's? If the grader works on the unchanged task, the patch broke it."""
-        try:
-            await _run(worker, task, hidden, dict(task.files))
-        except (SandboxError, OSError) as error:
-            return Verdict(status="error", detail=str(error))
+    async def _blame(
+        self, worker: GraderWorker, task: TaskSpec, hidden: HiddenTests, files: dict[str, str], reason: str
+    ) -> Verdict:
+        """Our fault or the patch's? The patch broke it if fresh graders keep failing on it alone.
+
+        On a drowning machine everything fails now and then: only the second time in a row, each beside an
+        unchanged task that works, is an accusation.
+        """
+        for _ in range(_CHECKS):
+            await worker.close()
+            try:
+                await _run(worker, task, hidden, dict(task.files))
+            except (SandboxError, OSError) as error:
+                return Verdict(status="error", detail=str(error))
+            await worker.close()
+            try:
+                return await _run(worker, task, hidden, files)
+            except (SandboxError, OSError) as error:
+                reason = str(error)
         return Verdict(status="tampering", detail=f"the patch ends the grading server: {reason}")
 
 

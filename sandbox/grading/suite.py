@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -117,7 +117,7 @@ class SuiteGrader:
         limits = dataclasses.replace(self._limits, wall=task.tests_timeout + 2 * GRACE)
         sandbox = await self._provider.create(files, limits, image=task.image)
         try:
-            originals = await _originals(sandbox, patch)
+            originals = await originals_of(sandbox, patch.files)
             patch = without_new_tests(patch, originals)
             patch, hits = (patch, []) if ours else screen(patch, originals)
             if hits:
@@ -133,10 +133,10 @@ def _check(task: TaskSpec, hidden: SuiteTests) -> None:
         raise ValueError(f"expected the tests of {task.instance_id}, got those of {hidden.instance_id}")
 
 
-async def _originals(sandbox: Sandbox, patch: Patch) -> dict[str, bytes]:
-    """What the untouched tree has at the paths of the patch."""
+async def originals_of(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, bytes]:
+    """What the untouched tree has at those of `paths` that are files."""
     found: dict[str, bytes] = {}
-    for path in patch.files:
+    for path in paths:
         try:
             found[path] = await sandbox.read(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -24,6 +24,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 import zlib
@@ -84,25 +85,43 @@ def place(workdir, files, *, follow):
         through = [parent for parent in parents if os.path.islink(parent)]
         if through and not follow:
             raise OSError(f"{path} goes through the link {through[0]}")
-        if os.path.lexists(target) and (text is None or os.path.islink(target)):
+        # Whatever else may lie there, such as a pipe that nobody reads, must not be opened.
+        if os.path.lexists(target) and (text is None or not regular(target)):
             os.unlink(target)
         if text is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "wb") as file:
                 file.write(base64.b64decode(text))
+            forget_compiled(target)
+
+
+def regular(path):
+    return stat.S_ISREG(os.lstat(path).st_mode)
+
+
+def forget_compiled(path):
+    """Removes compiled forms of a source: one of equal size and time would be taken for it."""
+    folder, name = os.path.split(path)
+    cache = os.path.join(folder, "__pycache__")
+    if name.endswith(".py") and os.path.isdir(cache):
+        for each in os.listdir(cache):
+            if each.startswith(name[:-2]):
+                os.unlink(os.path.join(cache, each))
 
 
 def intact(workdir, files):
     """Whether the sources among the files are still what was placed."""
-    for path, text in files.items():
-        if not path.endswith(".py"):  # tests may write to their own data
-            continue
-        try:
-            with open(os.path.join(workdir, path), "rb") as file:
+    sources = {path: text for path, text in files.items() if path.endswith(".py")}  # tests may write data
+    try:
+        for path, text in sources.items():
+            target = os.path.join(workdir, path)
+            if not regular(target):
+                return False
+            with open(target, "rb") as file:
                 if file.read() != base64.b64decode(text):
                     return False
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 

@@ -1,6 +1,7 @@
 """A small project for the grading tests: its bug, its hidden suite, and an image that has pytest."""
 
 import asyncio
+import compileall
 import importlib.util
 import shutil
 import tempfile
@@ -104,8 +105,13 @@ def build_layer(folder: Path) -> None:
         assert spec is not None and spec.origin is not None
         source = Path(spec.origin).parent
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    # A module that pytest brings beside its package.
-    shutil.copy(Path(pytest.__file__).parents[1] / "py.py", folder)
+    packages = Path(pytest.__file__).parents[1]
+    # A module that pytest brings beside its package, and what tells versions.
+    shutil.copy(packages / "py.py", folder)
+    for name in ("pytest", "pluggy"):
+        (records,) = packages.glob(f"{name}-*.dist-info")
+        shutil.copytree(records, folder / records.name)
+    compileall.compile_dir(folder, quiet=1)
 
 
 class Bench:
