@@ -86,10 +86,13 @@ class SuiteGrader:
             return Verdict(status=finding.status, detail=finding.detail, seconds=time.monotonic() - started)
 
     async def _fair(self, task: TaskSpec, hidden: SuiteTests, patch: Patch) -> Finding:
-        """No accusation by a falsified test that passes with the known fix, too."""
+        """No accusation by a falsified test that passes with the known fix, too; a second try if unsure."""
         unfit = self._unfit.setdefault(task.instance_id, set())
         runs = plan(hidden, unfit=unfit)
         finding = await self._attempts(task, hidden, patch, runs)
+        if finding.unsure:
+            runs = plan(hidden, unfit=unfit)
+            finding = await self._attempts(task, hidden, patch, runs)
         if not finding.contradictions or not hidden.reference:
             return finding
         known = select(hidden, Diff(files=hidden.reference))

@@ -34,6 +34,7 @@ def job(task: TaskSpec, hidden: SuiteTests, patch: Patch, runs: Sequence[Run]) -
                 "path": run.path,
                 "nonce": run.nonce,
                 "ids": run.ids,
+                "passing": sorted(run.passing),
                 "files": {} if run.content is None else _encoded({run.path: run.content}),
             }
             for run in runs

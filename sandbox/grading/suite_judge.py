@@ -16,11 +16,15 @@ Reports = dict[str, dict[str, str]]  # node id → phase → outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """`contradictions`: falsified tests that passed although the same test, as it is, passed too."""
+    """`contradictions`: falsified tests that passed although the same test, as it is, passed too.
+
+    `unsure`: a test passed in one run and failed in another; what falsified tests left may have disturbed it.
+    """
 
     status: Status
     detail: str
     contradictions: frozenset[str] = frozenset()
+    unsure: bool = False
 
 
 def judge_suite(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> Finding:
@@ -42,7 +46,7 @@ def judge_suite(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> Findi
             detail=f"{min(lies)} must fail and passed",
             contradictions=lies,
         )
-    return _verdict(runs, results, reports)
+    return _verdict(runs, results, reports, passed)
 
 
 def parse(records: str, run: Run) -> Reports:
@@ -85,13 +89,19 @@ def _contradictions(runs: Sequence[Run], reports: Sequence[Reports], passed: set
     )
 
 
-def _verdict(runs: Sequence[Run], results: Sequence[dict[str, Any]], reports: Sequence[Reports]) -> Finding:
+def _verdict(
+    runs: Sequence[Run],
+    results: Sequence[dict[str, Any]],
+    reports: Sequence[Reports],
+    passed: set[str],
+) -> Finding:
     for run, result, made in zip(runs, results, reports, strict=False):
         if result["ended"] != "ended":
             return Finding(status="unresolved", detail=_ending(run, result))
         for each in sorted(run.passing):
             if not _passed(made, each):
-                return Finding(status="unresolved", detail=f"{each}: {_shown(made[each], result)}")
+                detail = f"{each}: {_shown(made[each], result)}"
+                return Finding(status="unresolved", detail=detail, unsure=each in passed)
         for each in sorted(run.failing):
             if not _failed(made, each):
                 return Finding(status="unresolved", detail=f"{each} must fail: {_shown(made[each], result)}")

@@ -1,9 +1,10 @@
 """Which processes a grading runs, on which files, and what each test must do in it. Pure.
 
-Every file has one run of all its expected ids. A file with fail-to-pass tests has a second one, and every
-such test (with a few pass-to-pass ones beside them) is falsified in exactly one of the two, drawn at random:
-there it must fail, in the other it must pass. What to answer is therefore a secret of as many bits as there
-are such tests, which no process inside the sandbox knows.
+First every file has a run of all its expected ids. Then comes the challenge: the fail-to-pass tests of a
+file, with a few pass-to-pass ones beside them, run in two more processes. Each test is falsified in exactly
+one of the two, drawn at random: there it must fail, in the other it must pass. What to answer is a secret of
+as many bits as there are such tests, which no process inside the sandbox knows. The first runs fail fast, and
+keep falsified tests away from tests that would notice what a failed one leaves behind.
 """
 
 import ast
@@ -44,10 +45,15 @@ def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> list[Run]:
     if not hidden.fail_to_pass:
         raise ValueError(f"{hidden.instance_id}: expected at least one fail-to-pass test, got none")
     random, wanted = Random(secrets.randbits(256)), frozenset(hidden.fail_to_pass)
-    runs: list[Run] = []
+    whole: list[Run] = []
+    challenge: list[Run] = []
     for path, ids in by_file([*hidden.fail_to_pass, *hidden.pass_to_pass]).items():
-        runs += _runs(path, hidden.files.get(path), ids, wanted, frozenset(unfit), random)
-    return runs
+        content = hidden.files.get(path)
+        whole.append(_run(path, content, frozenset(ids), (), random))
+        if content is not None and not wanted.isdisjoint(ids):
+            fit = [unit for unit in units(content, ids) if not set(unit.ids) & set(unfit)]
+            challenge += _challenge(path, content, _chosen(fit, wanted, random), random)
+    return whole + challenge
 
 
 def by_file(ids: Iterable[str]) -> Mapping[str, list[str]]:
@@ -61,25 +67,12 @@ def by_file(ids: Iterable[str]) -> Mapping[str, list[str]]:
     return found
 
 
-def _runs(
-    path: str,
-    content: bytes | None,
-    ids: Sequence[str],
-    wanted: Collection[str],
-    unfit: Collection[str],
-    random: Random,
-) -> list[Run]:
-    whole = frozenset(ids)
-    if content is None or whole.isdisjoint(wanted):
-        return [_run(path, content, whole, (), random)]
-    fit = [unit for unit in units(content, ids) if not set(unit.ids) & set(unfit)]
-    chosen = _chosen(fit, wanted, random)
+def _challenge(path: str, content: bytes, chosen: Sequence[Unit], random: Random) -> list[Run]:
     if not chosen:
-        return [_run(path, content, whole, (), random)]
+        return []
     half = (len(chosen) + random.randint(0, 1)) // 2
-    first, second = chosen[:half], chosen[half:]
-    asked = frozenset(each for unit in chosen for each in unit.ids)
-    return [_run(path, content, whole, first, random), _run(path, content, asked, second, random)]
+    ids = frozenset(each for unit in chosen for each in unit.ids)
+    return [_run(path, content, ids, part, random) for part in (chosen[:half], chosen[half:])]
 
 
 def _chosen(fit: Sequence[Unit], wanted: Collection[str], random: Random) -> list[Unit]:

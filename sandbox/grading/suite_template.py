@@ -41,6 +41,8 @@ def reporter(pytest, request, fd):
         def pytest_runtest_logreport(self, report):
             phase = report.when if type(report) is pytest.TestReport else "part"
             outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
+            for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+                sys.__dict__.pop(name, None)  # a failed test must not keep its objects alive
             data = (dumps([nonce, report.nodeid, phase, outcome]) + "\n").encode()
             while data:
                 data = data[write(fd, data) :]

@@ -242,12 +242,13 @@ def test_a_plan_asks_every_wanted_test_both_ways(wanted: int, others: int) -> No
     hidden = suite(wanted, others)
     runs = plan(hidden)
     expected = {*hidden.fail_to_pass, *hidden.pass_to_pass}
-    assert [run.path for run in runs] == ["t/test_a.py", "t/test_a.py", "t/test_b.py"]
-    assert set().union(*(run.passing for run in runs)) == expected
+    assert [run.path for run in runs] == ["t/test_a.py", "t/test_b.py", "t/test_a.py", "t/test_a.py"]
+    assert runs[0].passing | runs[1].passing == expected
     failing = [run.failing & expected for run in runs]
-    assert set(hidden.fail_to_pass) <= failing[0] | failing[1] and not failing[0] & failing[1]
-    assert abs(len(failing[0]) - len(failing[1])) <= 1
-    for run in runs[:2]:
+    assert not failing[0] and not failing[1]
+    assert set(hidden.fail_to_pass) <= failing[2] | failing[3] == runs[2].passing | runs[3].passing
+    assert not failing[2] & failing[3] and abs(len(failing[2]) - len(failing[3])) <= 1
+    for run in (runs[0], *runs[2:]):
         assert len(run.failing - expected) == 2 and not run.passing & run.failing
         names = {"__name__": "x"}
         exec(compile(run.content or b"", "x", "exec"), names)
@@ -265,7 +266,7 @@ def _passes(test) -> bool:
 
 def test_plans_differ_and_leave_out_what_is_unfit() -> None:
     hidden = suite(6, 6)
-    assert len({tuple(sorted(plan(hidden)[0].failing)) for _ in range(20)}) > 15
+    assert len({tuple(sorted(plan(hidden)[-1].failing)) for _ in range(20)}) > 15
     unfit = hidden.fail_to_pass[0]
     for run in itertools.chain.from_iterable(plan(hidden, unfit={unfit}) for _ in range(20)):
         assert unfit not in run.failing
