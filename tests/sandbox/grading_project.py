@@ -126,9 +126,7 @@ class Bench:
         return Bench(self.runner, self.provider, self.image)
 
     def task(self, files: Mapping[str, str] = FILES, *, seconds: float = 60.0) -> TaskSpec:
-        return TaskSpec(
-            instance_id="shop", problem_statement="", files=files, image=self.image, tests_timeout=seconds
-        )
+        return shop_task(self.image, files, seconds=seconds)
 
     def grade(
         self, changes: Mapping[str, str | bytes | None], hidden: SuiteTests, task: TaskSpec | None = None
@@ -152,6 +150,11 @@ def bench() -> Iterator[Bench]:
         finally:
             runner.run(made.grader.close())
             runner.run(made.provider.close())
+
+
+def shop_task(image: Image, files: Mapping[str, str] = FILES, *, seconds: float = 60.0) -> TaskSpec:
+    """The shop with its bug."""
+    return TaskSpec(instance_id="shop", problem_statement="", files=files, image=image, tests_timeout=seconds)
 
 
 def shop_suite() -> SuiteTests:

@@ -62,3 +62,25 @@ def test_nobody_is_accused_of_a_fault_that_passes(lost: set[int], asked: int, st
             await grader.close()
 
     assert asyncio.run(body()) == (status, asked)
+
+
+SHARED_MEMORY = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+made = [libc.shmget(77, 4096, 0o1666), libc.semget(77, 1, 0o1666), libc.msgget(77, 0o1666)]
+def add(a, b):
+    return a + b if made == [-1, -1, -1] else 0
+"""
+
+
+def test_no_memory_outlives_a_grading() -> None:
+    """Segments of System V belong to no process: nothing would end them between two gradings."""
+
+    async def body() -> str:
+        grader = Grader(graders=1)
+        try:
+            return str(await grader.grade(TASK, HIDDEN, Diff(files={"m.py": SHARED_MEMORY.encode()})))
+        finally:
+            await grader.close()
+
+    assert "status='resolved'" in asyncio.run(body())
