@@ -28,6 +28,7 @@ EXPOSED = {*REPORTS, *ASSERTIONS, *LIARS} - {
     "assertions of unittest do nothing",
     "raises accepts everything",
     "known tests get what they want",
+    "the answer taken from the caller's constants",
     "json says passed",
 }
 # Beyond the rules: plain code, or code whose doing is all there is to see.
