@@ -23,7 +23,12 @@ from sandbox.tasks.schema import Case, HiddenTests, SuiteTests, TaskSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sandbox"))
 
-from grading_project import FIXED, build_layer, shop_suite, shop_task
+from grading_project import (  # pyright: ignore[reportMissingImports]
+    FIXED,
+    build_layer,
+    shop_suite,
+    shop_task,
+)
 
 LIMIT = 0.020  # seconds
 TASK = TaskSpec(
