@@ -1,7 +1,7 @@
 """Builds the parts of a run from its settings. Only entry points import this module."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +19,12 @@ from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 from jaxrl.rl.optimizer import OptimizerOptions
 from jaxrl.rollout.agent import World
-from jaxrl.rollout.harness import Harness, harness
+from jaxrl.rollout.harness import Harness, harness, with_texts
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.tokenizer import Tokenizer
+from sandbox.agent_tools.base import Stateful, Tool
 from sandbox.agent_tools.compact import compact_tools
+from sandbox.agent_tools.openhands import openhands_tools
 from sandbox.base import Limits, SandboxError
 from sandbox.grading.grader import Grader
 from sandbox.namespace import NamespaceProvider
@@ -119,9 +121,25 @@ def check_prompts(world: World, tasks: TaskSet) -> None:
 
 
 def build_harness(config: Config) -> Harness:
-    """The harness with the limits of the settings."""
+    """The harness with the texts and limits of the settings. Raises `ConfigError`."""
     chosen = config.harness
-    return replace(harness(chosen.name), max_turns=chosen.max_turns, turn_tokens=chosen.turn_tokens)
+    files = {key: getattr(chosen, key) for key in ("system_prompt", "user_prompt", "tool_texts")}
+    paths = {key: None if value is None else resource(value) for key, value in files.items()}
+    limits = {key: getattr(chosen, key) for key in ("max_turns", "turn_tokens", "detect_loops")}
+    try:
+        made = with_texts(harness(chosen.name), **paths)
+    except ValueError as error:
+        given = ", ".join(f"harness.{key}" for key, value in files.items() if value is not None)
+        raise ConfigError(f"{given}: {error}") from error
+    return replace(made, **{key: value for key, value in limits.items() if value is not None})
+
+
+def build_tools(config: Config) -> Mapping[str, Tool | Stateful]:
+    """The tools of the harness."""
+    if config.harness.name == "openhands":
+        chosen = config.harness
+        return openhands_tools(soft_timeout=chosen.soft_timeout, normalise=chosen.normalise_output)
+    return compact_tools()
 
 
 def build_sampling(config: Config) -> Sampling:
@@ -167,7 +185,7 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
             generator=engine,
             sandboxes=pool,
             grader=grader,
-            tools=compact_tools(),
+            tools=build_tools(config),
             renderer=Renderer(tokenizer, build_harness(config)),
         )
         yield Parts(world=world, engine=engine, pool=pool, grader=grader)

@@ -62,12 +62,24 @@ class Tasks(Section):
 class Harness(Section):
     """How the agent works: prompts, tools and limits of an episode."""
 
-    name: Literal["compact"] = "compact"
+    name: Literal["compact", "openhands"] = "compact"
     """Prompt templates and tools."""
-    max_turns: Count = 6
-    """Turns of the model in one episode."""
-    turn_tokens: Count = 64
-    """Tokens sampled in one turn."""
+    max_turns: Count | None = None
+    """Turns of the model in one episode; null: what the harness has, 6 for compact, 30 for openhands."""
+    turn_tokens: Count | None = None
+    """Tokens sampled in one turn; null: what the harness has, 64 for compact, no bound for openhands."""
+    system_prompt: str | None = None
+    """Jinja file of the system turn; null: the harness's own. openhands only."""
+    user_prompt: str | None = None
+    """Jinja file of the first user turn; null: the harness's own. openhands only."""
+    tool_texts: str | None = None
+    """JSON file that describes the tools in the prompt; null: the harness's own. openhands only."""
+    soft_timeout: Positive = 30.0
+    """Seconds without new output after which execute_bash leaves a command running."""
+    normalise_output: bool = True
+    """Hide times, process ids, addresses and names of scratch files in the output of execute_bash."""
+    detect_loops: bool | None = None
+    """End an episode that goes in circles; null: what the harness has, on for openhands alone."""
 
 
 class Sampling(Section):

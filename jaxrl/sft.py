@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl.assembly import (
+    build_harness,
     build_model,
     build_tokenizer,
     export_model,
@@ -25,7 +26,6 @@ from jaxrl.rl.loss import CrossEntropy
 from jaxrl.rl.packing import Example, pack
 from jaxrl.rl.scoring import TransformerScorer
 from jaxrl.rollout.conversation import from_json
-from jaxrl.rollout.harness import harness
 from jaxrl.rollout.renderer import Renderer
 
 COMMAND = "python -m jaxrl.sft"
@@ -56,7 +56,7 @@ def train(config: Config, run: Path) -> None:
         ),
         options=learner_options(config, total_steps=config.sft.steps),
     )
-    renderer = Renderer(build_tokenizer(config), harness(config.harness.name))
+    renderer = Renderer(build_tokenizer(config), build_harness(config))
     feed = RunWriter(run, config=config.model_dump(mode="json"), versions=package_versions())
     batches = pack(
         examples(lines, renderer, seed=config.run.seed),

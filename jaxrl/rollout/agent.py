@@ -20,26 +20,12 @@ from jaxrl.contracts import (
     Trajectory,
 )
 from jaxrl.rollout.calls import Call, Parsed
+from jaxrl.rollout.loops import Step, stuck_in_loop
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.transcript import Transcript
+from sandbox.agent_tools.base import Observation, Stateful, Tool, failure, for_episode
 from sandbox.base import Diff, Sandbox, SandboxError
 from sandbox.tasks.schema import HiddenTests, TaskSpec
-
-
-class Observation(Protocol):
-    """What a tool call shows the agent. `finished` ends the episode."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-
-class Tool(Protocol):
-    """A tool of the agent. Bad arguments are an observation, never an exception."""
-
-    async def run(self, sandbox: Sandbox, arguments: Mapping[str, str]) -> Observation: ...
 
 
 class Sandboxes(Protocol):
@@ -82,7 +68,7 @@ class World:
     generator: Generator
     sandboxes: Sandboxes
     grader: Grader
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool | Stateful]
     renderer: Renderer
     rules: Mapping[Outcome, OutcomeRule] = field(default_factory=lambda: OUTCOME_RULES)
 
@@ -126,6 +112,9 @@ class _Episode:
         self._attempt = attempt
         self._world = world
         self._harness = world.renderer.harness
+        self._tools: Mapping[str, Tool] = for_episode(world.tools, task)
+        self._steps: list[Step] = []
+        self._oom = False
         self._transcript = Transcript()
         self._sandbox: Sandbox | None = None
         self._lease = AsyncExitStack()
@@ -182,11 +171,28 @@ class _Episode:
             texts, finished = await self._act(parsed)
             if finished:
                 return _finish(generation, parsed)
+            if (ending := self._failed(turn)) is not None:
+                return ending
             malformed = malformed + 1 if parsed.error else 0
             if malformed >= self._harness.max_malformed:
                 return Ending(outcome=Outcome.MALFORMED, detail=parsed.error)
-            pending = renderer.observation(texts, closed=renderer.closed(generation.tokens))
+            pending = self._answer(parsed, texts, closed=renderer.closed(generation.tokens))
         return self._unfinished(Outcome.MAX_TURNS, malformed)
+
+    def _answer(self, parsed: Parsed, texts: Sequence[str], *, closed: bool) -> list[int]:
+        """The next turn's given ids: results of calls, or the word about a turn without one."""
+        renderer = self._world.renderer
+        if not parsed.calls and self._harness.no_call_by_user:
+            return renderer.reply(texts[0], closed=closed)
+        return renderer.observation(texts, closed=closed)
+
+    def _failed(self, turn: int) -> Ending | None:
+        """An ending that the calls of a turn brought about, if any."""
+        if self._oom:
+            return Ending(outcome=Outcome.SANDBOX_OOM, detail=f"turn {turn} used up the sandbox's memory")
+        if self._harness.detect_loops and (why := stuck_in_loop(self._steps)):
+            return Ending(outcome=Outcome.STUCK_IN_LOOP, detail=why)
+        return None
 
     def _unfinished(self, outcome: Outcome, malformed: int) -> Ending:
         """An episode whose last turn held no call ended for that reason, not for want of room."""
@@ -211,23 +217,28 @@ class _Episode:
 
     async def _act(self, parsed: Parsed) -> tuple[list[str], bool]:
         """Runs the calls in order up to a finish; returns what they printed, and whether one finished."""
-        texts = []
+        texts, said = [], parsed.content
         for call in parsed.calls:
-            text, finished = await self._call(call)
-            texts.append(self._harness.clip(text))
-            if finished:
-                return texts, True
-        return texts or [parsed.error], False
+            shown = await self._call(call)
+            text = self._harness.clip(shown.text)
+            texts.append(text)
+            action = (said, call.name, repr(sorted(call.arguments.items())))
+            self._steps.append(Step(action=action, observation=text, error=shown.error))
+            self._oom, said = self._oom or shown.oom, ""
+            if shown.finished or shown.oom:
+                return texts, shown.finished
+        if not texts:
+            self._steps.append(Step(action=(said,)))
+        return texts or [self._harness.no_call], False
 
-    async def _call(self, call: Call) -> tuple[str, bool]:
+    async def _call(self, call: Call) -> Observation:
         if call.error:
-            return call.error, False
+            return Observation(self._harness.bad_call, error=True)
         if call.name not in self._harness.tools:
-            return f"error: no tool {call.name}; tools: {', '.join(self._harness.tools)}", False
+            return failure(f"no tool {call.name}; tools: {', '.join(self._harness.tools)}")
         sandbox = await self._open()
         with self._timed("tools"):
-            observation = await self._world.tools[call.name].run(sandbox, call.arguments)
-        return observation.text, observation.finished
+            return await self._tools[call.name].run(sandbox, call.arguments)
 
     async def _open(self) -> Sandbox:
         """The sandbox, leased by the first call: an episode without calls needs none."""

@@ -29,7 +29,9 @@ class Renderer:
 
     def initial(self, task: TaskSpec) -> list[int]:
         """The prompt's ids, ending with the assistant header."""
-        system = [Message(role="system", content=self.harness.system)] if self.harness.system else []
+        preface = self.harness.preface(task)
+        spoken = preface or self.harness.tool_block
+        system = [Message(role="system", content=preface)] if spoken else []
         return self._open([*system, Message(role="user", content=self.harness.ask(task))])
 
     def observation(self, texts: Sequence[str], *, closed: bool) -> list[int]:
@@ -38,8 +40,11 @@ class Renderer:
         Unless the turn is `closed` (its last id ends the turn), the missing id comes first; it was
         not sampled, so it must stay outside the loss.
         """
-        close = self._next if not closed else self._next[1:]
-        return close + self._open([Message(role="tool", content=text) for text in texts])
+        return self._closing(closed) + self._open([Message(role="tool", content=text) for text in texts])
+
+    def reply(self, text: str, *, closed: bool) -> list[int]:
+        """Ids after an assistant turn without a call that the user answers; `closed` as above."""
+        return self._closing(closed) + self._open([Message(role="user", content=text)])
 
     def closed(self, ids: Sequence[int]) -> bool:
         """Whether sampled ids end their turn themselves."""
@@ -60,6 +65,9 @@ class Renderer:
         pieces = [*self._pieces(conversation)]
         weights = [np.full(len(ids), weight, np.float32) for ids, weight in pieces]
         return np.array([each for ids, _ in pieces for each in ids], np.int32), np.concatenate(weights)
+
+    def _closing(self, closed: bool) -> list[int]:
+        return self._next[1:] if closed else self._next
 
     def _open(self, messages: Conversation) -> list[int]:
         return [each for ids, _ in self._pieces(messages) for each in ids] + self._next + self._header
@@ -91,8 +99,13 @@ class Renderer:
             for position, message in enumerate(messages):
                 yield self._result(message.content, first=not position), message.weight
         else:
-            yield markup(f"<|im_start|>{first.role}\n"), OTHER_WEIGHT
+            yield markup(f"<|im_start|>{first.role}\n{self._tools(first)}"), OTHER_WEIGHT
             yield self.tokenizer.encode(first.content), first.weight
+
+    def _tools(self, message: Message) -> str:
+        """The harness's tools, which stand before the system's own text."""
+        block = self.harness.tool_block if message.role == "system" else ""
+        return f"{block}\n\n" if block and message.content else block
 
     def _result(self, text: str, *, first: bool) -> list[int]:
         markup = self.tokenizer.encode_markup

@@ -2,18 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sandbox.base import Sandbox
+from sandbox.tasks.schema import TaskSpec
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the agent sees of a tool call. `finished` ends the episode."""
+    """What the agent sees of a tool call. `finished` ends the episode.
+
+    `oom` means that the sandbox ran out of memory, which ends the episode too.
+    """
 
     text: str
     finished: bool = False
     error: bool = False
+    oom: bool = False
 
 
 class Tool(Protocol):
@@ -33,6 +38,29 @@ class Tool(Protocol):
     async def run(self, sandbox: Sandbox, arguments: Mapping[str, str]) -> Observation:
         """Raises `SandboxError` only if the sandbox itself failed."""
         ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A tool that remembers: what a harness lists of it is where each episode gets its own from."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parameters(self) -> Sequence[str]: ...
+
+    @property
+    def required(self) -> Sequence[str]: ...
+
+    def open(self, task: TaskSpec) -> Tool:
+        """The tool of one episode, with a state of its own."""
+        ...
+
+
+def for_episode(tools: Mapping[str, Tool | Stateful], task: TaskSpec) -> Mapping[str, Tool]:
+    """The tools of one episode: those that remember start anew."""
+    return {name: tool.open(task) if isinstance(tool, Stateful) else tool for name, tool in tools.items()}
 
 
 def failure(text: str) -> Observation:

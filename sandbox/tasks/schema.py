@@ -21,6 +21,8 @@ class TaskSpec:
     files: Mapping[str, str]
     image: Image = HOST
     workdir: str = "/testbed"
+    base_commit: str = "HEAD"  # what the prompt calls the state before any change
+    language: str = "python"  # of the repository, for the prompt
     command_timeout: float = 10.0  # seconds, one tool call
     agent_timeout: float = 120.0  # seconds, the whole episode
     tests_timeout: float = 5.0  # seconds, the hidden tests

@@ -13,7 +13,8 @@ from jaxrl.rollout.calls import render_call
 from jaxrl.rollout.harness import COMPACT, Harness
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.tokenizer import Tokenizer
-from sandbox.base import Diff, ExecResult, Limits, SandboxError
+from sandbox.agent_tools.base import Observation
+from sandbox.base import Diff, ExecResult, Limits, SandboxError, Terminal
 from sandbox.tasks.generated.generate import instances
 
 TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "configs/quickstart/tokenizer.json")
@@ -113,7 +114,13 @@ class FakeSandbox:
     start: Mapping[str, bytes]
     gone: bool = False
 
+    async def adopt(self, files: Mapping[str, bytes]) -> None:
+        raise NotImplementedError
+
     async def exec(self, command: str, timeout: float) -> ExecResult:
+        raise NotImplementedError
+
+    async def terminal(self) -> Terminal:
         raise NotImplementedError
 
     async def read(self, path: str) -> bytes:
@@ -163,31 +170,29 @@ class FakeProvider:
             await sandbox.destroy()
 
 
-@dataclass(frozen=True)
-class Seen:
-    text: str
-    finished: bool = False
-    error: bool = False
+class FakeTool:
+    def __init__(self, name: str, *parameters: str):
+        self.name, self.parameters, self.required = name, parameters, parameters
 
 
-class ViewTool:
-    async def run(self, sandbox, arguments) -> Seen:
-        return Seen((await sandbox.read(arguments["path"])).decode())
+class ViewTool(FakeTool):
+    async def run(self, sandbox, arguments) -> Observation:
+        return Observation((await sandbox.read(arguments["path"])).decode())
 
 
-class ReplaceTool:
-    async def run(self, sandbox, arguments) -> Seen:
+class ReplaceTool(FakeTool):
+    async def run(self, sandbox, arguments) -> Observation:
         text = (await sandbox.read(arguments["path"])).decode()
         matches = text.count(arguments["old_str"])
         if matches != 1:
-            return Seen(f"error: {matches} matches", error=True)
+            return Observation(f"error: {matches} matches", error=True)
         await sandbox.write("app.py", text.replace(arguments["old_str"], arguments["new_str"]).encode())
-        return Seen("ok")
+        return Observation("ok")
 
 
-class FinishTool:
-    async def run(self, sandbox, arguments) -> Seen:
-        return Seen("", finished=True)
+class FinishTool(FakeTool):
+    async def run(self, sandbox, arguments) -> Observation:
+        return Observation("", finished=True)
 
 
 @dataclass(frozen=True)
@@ -220,7 +225,11 @@ def world(generator, *, provider=None, verdicts=(), harness: Harness = COMPACT, 
         generator=generator,
         sandboxes=provider,
         grader=FakeGrader(provider, *verdicts),
-        tools={"view": ViewTool(), "str_replace": ReplaceTool(), "finish": FinishTool()},
+        tools={
+            "view": ViewTool("view", "path"),
+            "str_replace": ReplaceTool("str_replace", "path", "old_str", "new_str"),
+            "finish": FinishTool("finish"),
+        },
         renderer=Renderer(TOKENIZER, harness),
         **fields,
     )
