@@ -164,8 +164,8 @@ class BashTool:
         self._shown = ""
         shell.screen.clear()
         text = (
-            f"{output}\n[ended{by}]\n[directory: {prompt.workdir}]\n[python: {prompt.python or 'none'}]\n"
-            f"[exit code: {prompt.exit_code}]"
+            f"{output}\n[ended{by}]\n[directory: {self._clean(prompt.workdir)}]\n"
+            f"[python: {prompt.python or 'none'}]\n[exit code: {prompt.exit_code}]"
         )
         suspected = prompt.exit_code == _KILLED or re.search(r"\bKilled\b", output)
         return Observation(text, oom=bool(suspected) and await _out_of_memory(sandbox))
@@ -194,8 +194,10 @@ class BashTool:
         """What is new since the agent last looked."""
         whole = shell.screen.text()
         new, self._shown = whole.removeprefix(self._shown), whole
-        new = new.strip("\n")
-        return clip(self._normaliser.clean(new) if self._normaliser else new)
+        return clip(self._clean(new.strip("\n")))
+
+    def _clean(self, text: str) -> str:
+        return self._normaliser.clean(text) if self._normaliser else text
 
     def _real(self, command: str) -> str:
         return self._normaliser.restore(command) if self._normaliser else command

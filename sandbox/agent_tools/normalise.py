@@ -43,7 +43,7 @@ class Normaliser:
     """Normalises the outputs of one episode, which share the numbers of addresses and names."""
 
     def __init__(self) -> None:
-        self._addresses: dict[str, int] = {}
+        self._addresses: dict[str, str] = {}  # real → shown
         self._names: dict[str, str] = {}  # real → alias
         self._real: dict[str, str] = {}  # alias → real
 
@@ -64,9 +64,9 @@ class Normaliser:
         return _ALIAS.sub(lambda match: self._real.get(match[0], match[0]), command)
 
     def _address(self, match: re.Match[str]) -> str:
-        number = self._addresses.setdefault(match[2], len(self._addresses) + 1)
-        shown = f"7f{number:010x}"
-        self._addresses.setdefault(shown, number)  # what is shown stays what it is
+        shown = match[2]
+        if shown not in self._addresses.values():  # else it is one of ours, printed again
+            shown = self._addresses.setdefault(match[2], f"7f{len(self._addresses) + 1:010x}")
         return f"{match[1]}0x{shown}"
 
     def _scratch(self, match: re.Match[str]) -> str:

@@ -9,10 +9,13 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from sandbox.base import Diff, ExecResult, SandboxError
+
+PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 
 class PtyTerminal:
@@ -26,7 +29,7 @@ class PtyTerminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8"},
+            env={"PATH": PATH, "HOME": str(folder), "LANG": "C.UTF-8"},
             start_new_session=True,
             preexec_fn=_take_terminal,
         )
