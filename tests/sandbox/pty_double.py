@@ -4,10 +4,8 @@ Only commands that a test spells out run in it.
 """
 
 import asyncio
-import contextlib
 import os
 import pty
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,14 +22,12 @@ class PtyTerminal:
     def __init__(self, folder: Path, program: list[str]) -> None:
         self._master, theirs = pty.openpty()
         self._process = subprocess.Popen(
-            program,
+            ["setsid", "--ctty", *program],
             cwd=folder,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env={"PATH": PATH, "HOME": str(folder), "LANG": "C.UTF-8"},
-            start_new_session=True,
-            preexec_fn=_take_terminal,
         )
         os.close(theirs)
         os.set_blocking(self._master, False)
@@ -61,25 +57,20 @@ class PtyTerminal:
             await asyncio.sleep(0.002)
 
     async def close(self) -> None:
-        """Ends the shell's session: it started that session itself, so nothing else is in it."""
+        """Hangs up, at which bash ends with its jobs; kills it if it does not."""
         if self._master < 0:
             return
         os.close(self._master)
         self._master = -1
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _check(self) -> None:
         if self._master < 0:
             raise SandboxError("the terminal is closed")
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class PtySandbox:

@@ -1,0 +1,92 @@
+"""One whole episode of the `openhands` harness, in a sandbox of the default backend."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxrl.contracts import Outcome
+from jaxrl.rollout.agent import World, run_episode
+from jaxrl.rollout.calls import render_call
+from jaxrl.rollout.harness import OPENHANDS
+from jaxrl.rollout.renderer import Renderer
+from sandbox.agent_tools.openhands import openhands_tools
+from sandbox.base import Limits
+from sandbox.namespace import NamespaceProvider
+from tests.rollout.rollout_fakes import (
+    ATTEMPT,
+    END,
+    INSTANCE,
+    TOKENIZER,
+    FakeGenerator,
+    FakeGrader,
+    FakeProvider,
+)
+
+TASK = replace(INSTANCE.spec, command_timeout=20.0, agent_timeout=120.0)
+
+
+def call(name: str, **arguments: str) -> str:
+    return render_call(name, arguments) + END
+
+
+class Namespaces:
+    """Leases real sandboxes of the default backend."""
+
+    def __init__(self) -> None:
+        self.provider = NamespaceProvider()
+
+    @asynccontextmanager
+    async def lease(self, files: Mapping[str, bytes]):
+        sandbox = await self.provider.create(files, Limits())
+        try:
+            yield sandbox
+        finally:
+            await sandbox.destroy()
+
+
+WRONG, RIGHT = INSTANCE.repair.wrong, INSTANCE.repair.right
+PLAN = json.dumps([{"title": "fix", "status": "in_progress"}])
+EPISODE = (
+    call("task_tracker", command="plan", task_list=PLAN),
+    call("execute_bash", command="ls; cd /tmp"),
+    call("str_replace_editor", command="view", path="/testbed/app.py"),
+    call("think", thought="The line is wrong."),
+    call("str_replace_editor", command="str_replace", path="/testbed/app.py", old_str=WRONG, new_str=RIGHT),
+    call("execute_bash", command="pwd && cat /testbed/app.py"),
+    call("execute_bash", command="python3 -m py_compile /testbed/app.py; echo status $?", timeout="15"),
+    call("finish", message="done"),
+)
+
+
+@pytest.mark.sandbox
+def test_an_episode_with_all_tools_in_a_real_sandbox() -> None:
+    async def body() -> tuple[Any, FakeGrader]:
+        sandboxes = Namespaces()
+        grader = FakeGrader(FakeProvider())
+        world = World(
+            generator=FakeGenerator(EPISODE, context=20_000),
+            sandboxes=sandboxes,
+            grader=grader,
+            tools=openhands_tools(),
+            renderer=Renderer(TOKENIZER, OPENHANDS),
+        )
+        try:
+            return await run_episode(TASK, INSTANCE.hidden, attempt=ATTEMPT, world=world), grader
+        finally:
+            await sandboxes.provider.close()
+
+    made, grader = asyncio.run(body())
+    text = TOKENIZER.decode(made.tokens.tolist())
+    assert (made.outcome, made.reward) == (Outcome.RESOLVED, 1.0), text[-3000:]
+    assert grader.diffs[0].files == {"app.py": INSTANCE.repair.fixed.encode()}
+    responses = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", text, re.DOTALL)
+    assert responses[0] == "[the list now has 1 task]\n1. [~] fix (in_progress)"
+    assert responses[1].startswith("app.py\n[ended]\n[directory: /tmp]\n[python: ")
+    assert f"     1\t{INSTANCE.repair.source.splitlines()[0]}" in responses[2]
+    assert responses[5].startswith(f"/tmp\n{INSTANCE.repair.fixed}") and responses[6].startswith("status 0")
