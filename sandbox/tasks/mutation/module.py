@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
@@ -20,8 +20,8 @@ class UnsupportedSourceError(ValueError):
 class Edit:
     """One change: the bytes from `start` to `end` become `replacement`.
 
-    `function` is the qualified name of what holds it, `line` (from 1) where it begins; both serve the
-    choice of tests and sites and are never shown to an agent.
+    `function` is the qualified name of what holds it, `lines` the first and last line (from 1) of which
+    one runs whenever the edit matters; both serve the choice of sites and tests, never an agent.
     """
 
     operator: str
@@ -29,7 +29,7 @@ class Edit:
     end: int
     replacement: str
     function: str
-    line: int
+    lines: tuple[int, int]
 
     def apply(self, source: bytes) -> bytes:
         """The changed source. Raises `ValueError` if the span is not inside `source`."""
@@ -42,12 +42,14 @@ class Edit:
 class Spot:
     """A node inside a function: in which function and class, and the statements around it.
 
-    `block` is the list of statements that holds `node` if it is a statement, else empty.
+    `block` is the list of statements that holds `node` if it is a statement, else empty; `lines` are
+    those of the innermost statement, without the body of a compound one.
     """
 
     node: ast.AST
     function: str
     owner: ast.ClassDef | None
+    lines: tuple[int, int]
     block: Sequence[ast.stmt] = ()
 
 
@@ -91,33 +93,52 @@ class Module:
     @cached_property
     def spots(self) -> Sequence[Spot]:
         """Every node inside a function body, in source order of their visit."""
-        return tuple(_spots(self.tree, "", None, inside=False))
+        return tuple(_spots(self.tree, _Scope()))
 
 
-def _spots(node: ast.AST, name: str, owner: ast.ClassDef | None, *, inside: bool) -> Iterator[Spot]:
-    if isinstance(node, ast.ClassDef):
-        name, owner = _join(name, node.name), node
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        if _declares_only(node):
-            return
-        name, inside = _join(name, node.name), True
+@dataclass(frozen=True)
+class _Scope:
+    name: str = ""
+    owner: ast.ClassDef | None = None
+    lines: tuple[int, int] = (0, 0)
+    inside: bool = False  # a function
+
+
+def _spots(node: ast.AST, scope: _Scope) -> Iterator[Spot]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _declares_only(node):
+        return
+    scope = _entered(node, scope)
     for field, value in ast.iter_fields(node):
         if field in _UNSEEN or isinstance(value, ast.JoinedStr):
             continue
         block = value if _is_block(value) else ()
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr):
-                if inside:
-                    yield Spot(child, name, owner, block)
-                yield from _spots(child, name, owner, inside=inside)
+                if scope.inside:
+                    yield Spot(child, scope.name, scope.owner, _lines(child, scope), block)
+                yield from _spots(child, scope)
+
+
+def _entered(node: ast.AST, scope: _Scope) -> _Scope:
+    if isinstance(node, ast.ClassDef):
+        return replace(scope, name=_join(scope.name, node.name), owner=node)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        body = node.body[0].lineno, node.body[-1].end_lineno or node.lineno
+        return replace(scope, name=_join(scope.name, node.name), lines=body, inside=True)
+    return replace(scope, lines=_lines(node, scope))
+
+
+def _lines(node: ast.AST, scope: _Scope) -> tuple[int, int]:
+    if not isinstance(node, ast.stmt):
+        return scope.lines
+    body = getattr(node, "body", None)
+    last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+    return node.lineno, max(last, node.lineno)
 
 
 def _declares_only(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = [
-        each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")
-        for each in node.decorator_list
-    ]
-    return "overload" in names or "abstractmethod" in names
+    named = [getattr(each, "attr", getattr(each, "id", "")) for each in node.decorator_list]
+    return "overload" in named or "abstractmethod" in named
 
 
 def _is_block(value: object) -> bool:

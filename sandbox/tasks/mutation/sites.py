@@ -35,14 +35,13 @@ def edits(source: bytes) -> list[Edit]:
     for spot in module.spots:
         for name, operator in OPERATORS.items():
             for start, end, replacement in operator(module, spot):
-                line = source.count(b"\n", 0, start) + 1
                 edit = Edit(
                     operator=name,
                     start=start,
                     end=end,
                     replacement=replacement,
                     function=spot.function,
-                    line=line,
+                    lines=spot.lines,
                 )
                 found.setdefault((start, end, replacement), edit)
     return sorted(found.values(), key=_place)

@@ -1,0 +1,61 @@
+"""Where built images lie, and how one gets there whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+_READ, _ENTER = 0o444, 0o111
+
+
+def cache_directory(kind: str) -> Path:
+    """`$JAXRL_CACHE/kind`, else `$XDG_CACHE_HOME/jaxrl/kind`, else `~/.cache/jaxrl/kind`; made if missing.
+
+    Root's own home is closed to the unprivileged user of sandboxes: root's default is /var/cache/jaxrl.
+    """
+    if chosen := os.environ.get("JAXRL_CACHE"):
+        top = Path(chosen).absolute()
+    elif os.geteuid() == 0:
+        top = Path("/var/cache/jaxrl")
+    else:
+        top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl"
+    folder = top / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def built(place: Path, build: Callable[[Path], None]) -> Path:
+    """`place`, made by `build` in a folder beside it unless it exists; others see it only when whole.
+
+    Every file of it becomes readable by all and writable by none but its owner.
+    """
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        build(making)
+        _open_to_all(making)
+        _publish(making, place)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return place
+
+
+def _publish(making: Path, place: Path) -> None:
+    try:
+        making.rename(place)
+    except OSError:
+        if not place.exists():  # somebody else was faster: theirs has the same content
+            raise
+
+
+def _open_to_all(top: Path) -> None:
+    top.chmod(0o755)
+    for folder, folders, files in os.walk(top):
+        for name in folders + files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                mode = path.stat().st_mode & 0o777
+                path.chmod((mode | _READ | (_ENTER if mode & 0o111 else 0)) & ~0o022)

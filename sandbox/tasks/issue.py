@@ -1,0 +1,109 @@
+"""Issue texts made from behaviour: what was tried, what came, and what the tried things are for.
+
+Nothing of the cause enters: not the file, the line, the change, nor the names of tests.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sandbox.tasks.probe.client import Reason
+
+_SHOWN = 3  # failures
+_MAX_STATEMENT, _MAX_MESSAGE, _MAX_PURPOSES = 800, 400, 4
+_VOLATILE = (
+    (re.compile(r"0x[0-9a-fA-F]{6,}"), "0x..."),
+    (re.compile(r"/tmp/[\w./-]+"), "/tmp/..."),
+    (re.compile(r"(?<![\w/])/testbed/[\w./-]+"), "..."),
+    (re.compile(r"\bline \d+"), "a line"),
+)
+
+
+def write_issue(name: str, reasons: Mapping[str, Reason], purposes: Mapping[str, str]) -> str:
+    """The problem statement. `reasons` by node id; `purposes` has first doc lines by public name."""
+    shown = _distinct(reasons)
+    parts = [
+        f"Something in `{name}` does not behave as it should.",
+        "What was tried, and what happened instead of success:",
+        *(_failure(number, reason) for number, reason in enumerate(shown, 1)),
+    ]
+    if len(reasons) > len(shown):
+        parts.append(f"In all, {len(reasons)} checks of this kind fail.")
+    if about := _about(shown, purposes):
+        parts.append("What is involved, as documented:\n\n" + "\n".join(about))
+    parts.append(
+        "Find the cause in the source and fix it there. What works today must go on working; tests of "
+        "this behaviour will be run that are not in the repository."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def doc_lines(tree: Path, paths: Iterable[str]) -> dict[str, str]:
+    """First line of the documentation of every public function and class, by its plain name.
+
+    A name with several meanings is left out.
+    """
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        try:
+            parsed = ast.parse((tree / path).read_bytes())
+        except (SyntaxError, ValueError):
+            continue  # no Python source: nothing is documented there
+        for node in ast.walk(parsed):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                line = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ").strip()
+                if line and not node.name.startswith("_"):
+                    found.setdefault(node.name, set()).add(line)
+    return {name: lines.pop() for name, lines in found.items() if len(lines) == 1}
+
+
+def leak(issue: str, path: str, before: bytes, after: bytes) -> str | None:
+    """What of the cause `issue` tells: the file, or a line that differs. None if nothing."""
+    if path in issue or Path(path).name in issue:
+        return path
+    squeezed = re.sub(r"\s+", "", issue)
+    old, new = before.decode().splitlines(), after.decode().splitlines()
+    for line in {*old}.symmetric_difference(new):
+        bare = re.sub(r"\s+", "", line)
+        if len(bare) >= 12 and bare in squeezed:
+            return line.strip()
+    return None
+
+
+def _distinct(reasons: Mapping[str, Reason]) -> list[Reason]:
+    """Failures to show: the shortest first, each statement and each message once."""
+    chosen: list[Reason] = []
+    seen: set[str] = set()
+    for _, reason in sorted(
+        reasons.items(), key=lambda item: (len(item[1].statement + item[1].message), item[0])
+    ):
+        marks = {reason.statement, reason.message}
+        if reason.statement and not marks & seen:
+            chosen.append(reason)
+            seen |= marks
+    return chosen[:_SHOWN]
+
+
+def _failure(number: int, reason: Reason) -> str:
+    statement = _short(reason.statement.rstrip(), _MAX_STATEMENT)
+    message = _short(reason.message.strip(), _MAX_MESSAGE)
+    verb = "The last statement fails" if reason.asserted else f"The last statement raises {reason.type}"
+    given = ", ".join(f"`{name} = {text}`" for name, text in reason.arguments.items())
+    where = f" (with {given})" if given else ""
+    return f"{number}. {verb}{where}:\n\n```python\n{statement}\n```\n\n```\n{message}\n```"
+
+
+def _short(text: str, limit: int) -> str:
+    for pattern, replacement in _VOLATILE:
+        text = pattern.sub(replacement, text)
+    return text if len(text) <= limit else text[:limit].rstrip() + " ..."
+
+
+def _about(shown: Sequence[Reason], purposes: Mapping[str, str]) -> list[str]:
+    names: dict[str, None] = {}
+    for reason in shown:
+        for name in re.findall(r"[A-Za-z_]\w*(?=\s*\()", reason.statement):
+            if name in purposes:
+                names.setdefault(name)
+    return [f"- `{name}`: {_short(purposes[name], 200)}" for name in list(names)[:_MAX_PURPOSES]]
