@@ -23,6 +23,7 @@ class Project(BaseModel):
 
     `code` are the modules that may be changed, `tests` the test files; `without` is left out of both.
     `metadata`: folder in which the project finds its own version, if it asks for it at run time.
+    `also`: sha256 by version of other releases that are laid out alike.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,6 +36,7 @@ class Project(BaseModel):
     tests: list[Text] = Field(min_length=1)
     without: list[Text] = []
     metadata: str | None = None
+    also: dict[Text, Sha256] = {}
 
     @property
     def key(self) -> str:
@@ -49,6 +51,13 @@ class Project(BaseModel):
     def tree(self) -> Path:
         """The unpacked release. Raises `SourceError`."""
         return source_tree(self.release, metadata=self.metadata)
+
+    def releases(self) -> list["Project"]:
+        """This one, then those of `also`."""
+        others = [
+            self.model_copy(update={"version": v, "sha256": s, "also": {}}) for v, s in self.also.items()
+        ]
+        return [self, *others]
 
     def code_files(self, tree: Path) -> list[str]:
         """Modules that may be changed, sorted."""
@@ -70,7 +79,7 @@ def load_catalog(path: Path) -> Mapping[str, Project]:
         raise CatalogError(f"{path}: expected a list of projects, got {type(rows).__name__}")
     projects = [parse(Project, row, f"{path}, project {number}") for number, row in enumerate(rows, 1)]
     found: dict[str, Project] = {}
-    for project in projects:
+    for project in (release for listed in projects for release in listed.releases()):
         if project.key in found:
             raise CatalogError(f"{path}: {project.key} is listed twice; keep one")
         found[project.key] = project

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from sandbox.tasks.probe.client import Reason
 
+Change = tuple[str, bytes | None, bytes | None]  # path, content before and after
+
 _SHOWN = 3  # failures
+_TELLING = 12  # characters of a line without white space; shorter ones are in every source
 _MAX_STATEMENT, _MAX_MESSAGE, _MAX_PURPOSES = 800, 400, 4
 _VOLATILE = (
     (re.compile(r"0x[0-9a-fA-F]{6,}"), "0x..."),
@@ -58,17 +61,27 @@ def doc_lines(tree: Path, paths: Iterable[str]) -> dict[str, str]:
     return {name: lines.pop() for name, lines in found.items() if len(lines) == 1}
 
 
-def leak(issue: str, path: str, before: bytes, after: bytes) -> str | None:
-    """What of the cause `issue` tells: the file, or a line that differs. None if nothing."""
-    if path in issue or Path(path).name in issue:
-        return path
-    squeezed = re.sub(r"\s+", "", issue)
-    old, new = before.decode().splitlines(), after.decode().splitlines()
-    for line in {*old}.symmetric_difference(new):
-        bare = re.sub(r"\s+", "", line)
-        if len(bare) >= 12 and bare in squeezed:
-            return line.strip()
-    return None
+def harmless(reasons: Mapping[str, Reason], changes: Iterable[Change]) -> dict[str, Reason]:
+    """Those of `reasons` that tell nothing of the cause: neither a changed file nor a line that differs."""
+    telling = [mark for change in changes for mark in _marks(change)]
+    return {
+        node: reason
+        for node, reason in reasons.items()
+        if not any(mark in _squeezed(_failure(1, reason)) for mark in telling)
+    }
+
+
+def _marks(change: Change) -> list[str]:
+    """Texts without white space that an issue must not have."""
+    path, *versions = change
+    old, new = ((data or b"").decode(errors="replace").splitlines() for data in versions)
+    lines = (_squeezed(line) for line in {*old}.symmetric_difference(new))
+    name = [] if path.endswith("__init__.py") else [Path(path).name]
+    return [path, *name, *(line for line in lines if len(line) >= _TELLING)]
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)
 
 
 def _distinct(reasons: Mapping[str, Reason]) -> list[Reason]:

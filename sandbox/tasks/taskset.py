@@ -5,17 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from sandbox.tasks.schema import HiddenTests, TaskSpec
+from sandbox.tasks.schema import HiddenTests, SuiteTests, TaskSpec
 
 
-class TaskSet:
+class TaskSet[Hidden: HiddenTests | SuiteTests]:
     """Tasks in cursor order, and their hidden tests by instance id."""
 
-    def __init__(self, specs: Iterable[TaskSpec], hidden: Iterable[HiddenTests]) -> None:
+    def __init__(self, specs: Iterable[TaskSpec], hidden: Iterable[Hidden]) -> None:
         """Raises `ValueError` unless ids are unique and every task has exactly one hidden test."""
         self.specs: Sequence[TaskSpec] = tuple(specs)
         tests = tuple(hidden)
-        self._hidden: Mapping[str, HiddenTests] = {each.instance_id: each for each in tests}
+        self._hidden: Mapping[str, Hidden] = {each.instance_id: each for each in tests}
         ids = [spec.instance_id for spec in self.specs]
         if len(set(ids)) != len(ids) or sorted(ids) != sorted(each.instance_id for each in tests):
             raise ValueError(
@@ -26,13 +26,13 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self.specs)
 
-    def hidden(self, instance_id: str) -> HiddenTests:
+    def hidden(self, instance_id: str) -> Hidden:
         """The hidden tests of one task, for the grader only. Raises `KeyError` for an unknown id."""
         if instance_id not in self._hidden:
             raise KeyError(f"expected an instance id of this set of {len(self)} tasks, got {instance_id!r}")
         return self._hidden[instance_id]
 
-    def take(self, count: int) -> "TaskSet":
+    def take(self, count: int) -> "TaskSet[Hidden]":
         """The first `count` tasks. Raises `ValueError` if there are fewer."""
         if not 0 <= count <= len(self):
             raise ValueError(f"expected a count of 0 to {len(self)}, got {count}: generate more tasks")

@@ -9,7 +9,7 @@ from pathlib import Path
 from sandbox.images.environment import environment_image
 from sandbox.namespace import NamespaceProvider
 from sandbox.tasks.catalog import Project
-from sandbox.tasks.issue import doc_lines, leak, write_issue
+from sandbox.tasks.issue import doc_lines, harmless, write_issue
 from sandbox.tasks.mutation.baseline import Baseline, measure
 from sandbox.tasks.mutation.search import Found, Rules, candidates, search
 from sandbox.tasks.probe.client import Prober
@@ -80,11 +80,11 @@ async def _collect(
 def _recipe(
     project: Project, tree: Path, found: Found, baseline: Baseline, purposes: Mapping[str, str]
 ) -> MutationRecipe | None:
-    """None if no issue text can be written that keeps the cause to itself."""
+    """None if every failure tells the cause."""
     before = (tree / found.path).read_bytes()
     after = found.edit.apply(before)
-    problem = write_issue(project.name, found.reasons, purposes)
-    if "```python" not in problem or leak(problem, found.path, before, after):
+    reasons = harmless(found.reasons, [(found.path, before, after)])
+    if not reasons:
         return None
     edit = found.edit
     mark = f"{project.key}\0{found.path}\0{edit.start}\0{edit.end}\0{edit.replacement}"
@@ -93,7 +93,7 @@ def _recipe(
         project=project.key,
         tests=list(found.tests),
         fail_to_pass=list(found.failing),
-        problem=problem,
+        problem=write_issue(project.name, reasons, purposes),
         seconds=round(sum(baseline.seconds[path] for path in found.tests), 2),
         path=found.path,
         operator=edit.operator,
