@@ -26,14 +26,14 @@ def make_repository(
 ) -> None:
     """Fills `top` with the files of `tree`, `changes` over them and `without` left out; commits all.
 
-    Unchanged files share their content with `tree` where the file system allows it. The only objects
-    are those of the one commit. Raises `ImageBuildError` if git is missing or fails.
+    The only objects are those of the one commit. Raises `ImageBuildError` if git is missing or fails.
     """
     skipped = {*without, *changes}
     for path in sorted(tree.rglob("*")):
         relative = path.relative_to(tree).as_posix()
         if path.is_file() and relative not in skipped:
-            _share(path, top / relative)
+            (top / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, top / relative)
     for relative, content in changes.items():
         if content is not None:
             place = top / relative
@@ -44,14 +44,6 @@ def make_repository(
     _git(top, "commit", "--quiet", "--no-verify", "--message", "Import")
     _git(top, "repack", "-a", "-d", "--quiet")
     _git(top, "prune-packed", "--quiet")
-
-
-def _share(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
 
 
 def _git(top: Path, *arguments: str) -> None:
