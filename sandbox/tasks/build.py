@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from sandbox.images.cache import built, cache_directory
 from sandbox.images.environment import build_environment, environment_image
 from sandbox.tasks.catalog import CatalogError, Project, load_catalog
-from sandbox.tasks.recipes import MutationRecipe, Recipe, load_recipes, load_suites, sha256
+from sandbox.tasks.recipes import MutationRecipe, Recipe, ReleaseRecipe, load_recipes, load_suites, sha256
 from sandbox.tasks.repository import make_repository
 from sandbox.tasks.schema import SuiteTests, TaskSpec
 from sandbox.tasks.support import support_files
@@ -61,10 +61,12 @@ class Definitions:
         project = self.project(recipe.project)
         tree = project.tree()
         if isinstance(recipe, MutationRecipe):
-            broken, suite = _mutation(recipe, tree, self.suites)
+            broken, suite = _mutation(recipe, tree, self.suites, _hidden_files(recipe, project, tree))
             tags = {"family": recipe.kind, "project": project.name, "operator": recipe.operator}
         else:
-            broken, suite = {}, _release(recipe, tree, self.project(recipe.fixed).tree())
+            fixed = self.project(recipe.fixed)
+            new = fixed.tree()
+            broken, suite = {}, _release(recipe, tree, new, _hidden_files(recipe, fixed, new))
             tags = {"family": recipe.kind, "project": project.name}
         source = _repository(recipe, tree, broken)
         return _spec(recipe, self.environment, source, tags), suite
@@ -98,7 +100,10 @@ def _spec(recipe: Recipe, environment: Path, source: Path, tags: Mapping[str, st
 
 
 def _mutation(
-    recipe: MutationRecipe, tree: Path, suites: Mapping[str, Mapping[str, Sequence[str]]]
+    recipe: MutationRecipe,
+    tree: Path,
+    suites: Mapping[str, Mapping[str, Sequence[str]]],
+    hidden: Mapping[str, bytes],
 ) -> tuple[dict[str, bytes | None], SuiteTests]:
     good = _read(tree, recipe.path, recipe)
     bad = good[: recipe.start] + recipe.replacement.encode() + good[recipe.end :]
@@ -117,7 +122,7 @@ def _mutation(
     passing = [node for path in recipe.tests for node in stable[path] if node not in failing]
     suite = SuiteTests(
         instance_id=recipe.instance_id,
-        files=_hidden_files(tree, recipe),
+        files=hidden,
         fail_to_pass=tuple(recipe.fail_to_pass),
         pass_to_pass=tuple(passing),
         reference={recipe.path: good},
@@ -125,21 +130,20 @@ def _mutation(
     return {recipe.path: bad}, suite
 
 
-def _release(recipe: Recipe, old: Path, new: Path) -> SuiteTests:
-    assert not isinstance(recipe, MutationRecipe)
+def _release(recipe: ReleaseRecipe, old: Path, new: Path, hidden: Mapping[str, bytes]) -> SuiteTests:
     fix = {path: (new / path).read_bytes() if (new / path).is_file() else None for path in recipe.code}
     return SuiteTests(
         instance_id=recipe.instance_id,
-        files=_hidden_files(new, recipe),
+        files=hidden,
         fail_to_pass=tuple(recipe.fail_to_pass),
         pass_to_pass=tuple(recipe.pass_to_pass),
         reference={path: data for path, data in fix.items() if data is not None or (old / path).is_file()},
     )
 
 
-def _hidden_files(tree: Path, recipe: Recipe) -> dict[str, bytes]:
-    paths = [*recipe.tests, *support_files(tree, recipe.tests)]
-    return {path: _read(tree, path, recipe) for path in paths}
+def _hidden_files(recipe: Recipe, project: Project, tree: Path) -> dict[str, bytes]:
+    support = support_files(tree, recipe.tests, without=project.test_files(tree))
+    return {path: _read(tree, path, recipe) for path in (*recipe.tests, *support)}
 
 
 def _repository(recipe: Recipe, tree: Path, broken: Mapping[str, bytes | None]) -> Path:

@@ -13,7 +13,7 @@ from sandbox.tasks.probe.client import Reason
 Change = tuple[str, bytes | None, bytes | None]  # path, content before and after
 
 _SHOWN = 3  # failures
-_TELLING = 12  # characters of a line without white space; shorter ones are in every source
+_TELLING = 20  # characters of a line without white space; shorter ones are in every source
 _MAX_STATEMENT, _MAX_MESSAGE, _MAX_PURPOSES = 800, 400, 4
 _VOLATILE = (
     (re.compile(r"0x[0-9a-fA-F]{6,}"), "0x..."),
@@ -62,7 +62,7 @@ def doc_lines(tree: Path, paths: Iterable[str]) -> dict[str, str]:
 
 
 def harmless(reasons: Mapping[str, Reason], changes: Iterable[Change]) -> dict[str, Reason]:
-    """Those of `reasons` that tell nothing of the cause: neither a changed file nor a line that differs."""
+    """Those of `reasons` that tell nothing of the cause: no changed file, no line of its new text."""
     telling = [mark for change in changes for mark in _marks(change)]
     return {
         node: reason
@@ -75,7 +75,7 @@ def _marks(change: Change) -> list[str]:
     """Texts without white space that an issue must not have."""
     path, *versions = change
     old, new = ((data or b"").decode(errors="replace").splitlines() for data in versions)
-    lines = (_squeezed(line) for line in {*old}.symmetric_difference(new))
+    lines = (_squeezed(line) for line in {*new}.difference(old))
     name = [] if path.endswith("__init__.py") else [Path(path).name]
     return [path, *name, *(line for line in lines if len(line) >= _TELLING)]
 

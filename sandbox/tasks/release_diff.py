@@ -85,7 +85,7 @@ def _pair(before: Project, after: Project) -> _Pair:
         new=new,
         code=tuple(sorted(filter(changed, code))),
         tests=tuple(filter(changed, tests)),
-        support=tuple(filter(changed, support_files(new, tests))),
+        support=tuple(filter(changed, support_files(new, tests, without=tests))),
     )
 
 

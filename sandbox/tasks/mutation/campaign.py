@@ -83,7 +83,7 @@ def _recipe(
     """None if every failure tells the cause."""
     before = (tree / found.path).read_bytes()
     after = found.edit.apply(before)
-    reasons = harmless(found.reasons, [(found.path, before, after)])
+    reasons = harmless(found.reasons, [(found.path, before, after), (found.path, after, before)])
     if not reasons:
         return None
     edit = found.edit
