@@ -3,8 +3,10 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+from sandbox.base import HOST
 from sandbox.tasks.schema import HiddenTests, SuiteTests, TaskSpec
 
 
@@ -47,10 +49,15 @@ class TaskSet[Hidden: HiddenTests | SuiteTests]:
 
 
 def _canonical(value: Any) -> str:
-    """A text equal for equal values: unlike `repr`, it does not depend on hash seeds."""
+    """A text equal for equal values: unlike `repr`, it does not depend on hash seeds or on places.
+
+    Built images lie in folders that are named by their content; the default image counts as none.
+    """
     if is_dataclass(value):
         named = {each.name: getattr(value, each.name) for each in fields(value)}
-        return type(value).__name__ + _canonical(named)
+        return type(value).__name__ + _canonical({key: each for key, each in named.items() if each != HOST})
+    if isinstance(value, Path):
+        return f"path({value.name!r})"
     if isinstance(value, Mapping):
         items = sorted((_canonical(key), _canonical(each)) for key, each in value.items())
         return "{" + ",".join(f"{key}:{each}" for key, each in items) + "}"
