@@ -2,7 +2,7 @@
 
     build    installs a file of locked requirements as the environment that sandboxes show at /opt/env
     debian   makes a Debian root with mmdebstrap, where it is installed
-    unpack   extracts a squashfs, or the one in a larger file, for those who cannot mount it
+    unpack   extracts a squashfs or SIF file, for those who cannot mount it
 
 Each prints the folder it made; what is there already is not made again. They lie in $JAXRL_CACHE,
 $XDG_CACHE_HOME/jaxrl or ~/.cache/jaxrl (/var/cache/jaxrl for root).
@@ -45,8 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     debian.set_defaults(make=lambda got: build_debian(got.suite, got.packages))
     squashfs = commands.add_parser("unpack")
     squashfs.add_argument("image", type=Path)
-    squashfs.add_argument("--offset", type=int, default=0, help="byte at which the squashfs begins")
-    squashfs.set_defaults(make=lambda got: unpack(got.image, offset=got.offset))
+    squashfs.set_defaults(make=lambda got: unpack(got.image))
     return parser
 
 

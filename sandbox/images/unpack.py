@@ -9,6 +9,7 @@ from typing import Any
 
 from sandbox.images.cache import built, cache_directory
 from sandbox.images.environment import ImageBuildError
+from sandbox.sif import is_sif, open_partition
 
 _MAGIC = b"hsqs"
 _WHAT_TO_DO = (
@@ -17,12 +18,14 @@ _WHAT_TO_DO = (
 )
 
 
-def unpack(image: Path, *, offset: int = 0) -> Path:
-    """Directory with the files of the squashfs that begins at byte `offset` of `image`, cached by content.
+def unpack(image: Path) -> Path:
+    """Directory with the files of a squashfs, or of the one in a SIF file; cached by content.
 
-    Raises `ImageBuildError` if there is no squashfs, or nothing here that can read one.
+    Raises `ImageBuildError` if there is no squashfs, or nothing here that can read one, `SandboxError` for
+    a SIF file without a root for this machine.
     """
     try:
+        offset = open_partition(image)[0] if is_sif(image) else 0
         with image.open("rb") as file:
             file.seek(offset)
             magic = file.read(4)

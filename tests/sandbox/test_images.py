@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sif_writer import Item, write_sif
 
 from sandbox.images.__main__ import main
 from sandbox.images.cache import cache_directory
@@ -31,14 +32,14 @@ def program(folder: Path, name: str, body: str) -> None:
 
 
 def test_squashfs_is_unpacked_by_the_package(programs: Path, tmp_path: Path) -> None:
-    later = tmp_path / "later.img"
-    later.write_bytes(b"x" * 4096 + TINY.read_bytes())
-    for image, offset in ((TINY, 0), (later, 4096)):
-        root = unpack(image, offset=offset)
+    sif = tmp_path / "image.sif"
+    write_sif(sif, [Item(TINY.read_bytes())])
+    for image in (TINY, sif):
+        root = unpack(image)
         assert (root / "etc/motd").read_text() == "hello\n"
         assert os.readlink(root / "etc/link") == "../bin/tool"
         assert (root / "bin/tool").stat().st_mode & 0o777 == 0o755
-        assert unpack(image, offset=offset) == root
+        assert unpack(image) == root
 
 
 def test_squashfs_is_unpacked_by_the_program(programs: Path) -> None:
@@ -67,10 +68,11 @@ def test_without_a_reader_the_error_names_what_would_do(
         unpack(TINY)
 
 
-@pytest.mark.parametrize(("offset", "message"), [(4, "at byte 4, got"), (1 << 30, "got b''")])
-def test_what_is_no_squashfs_is_refused(programs: Path, offset: int, message: str) -> None:
-    with pytest.raises(ImageBuildError, match=message):
-        unpack(TINY, offset=offset)
+@pytest.mark.parametrize("content", [b"", b"hsq", b"x" * 4096])
+def test_what_is_no_squashfs_is_refused(programs: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "image").write_bytes(content)
+    with pytest.raises(ImageBuildError, match="image: expected a squashfs at byte 0, got"):
+        unpack(tmp_path / "image")
 
 
 def test_a_debian_root_comes_from_mmdebstrap(programs: Path) -> None:
