@@ -18,6 +18,7 @@ from sandbox.view import PYTHON_MOUNT, Python, View, environment, root_arguments
 UNPRIVILEGED_UID = 59_321
 # Where the keeper mounts in its own namespace; what is there stays hidden from it.
 _STAGES = ("/sys/kernel", "/boot", "/media")
+_ADDRESS_SPACE = 4  # times the memory
 _ISOLATION = (
     *(
         "--unshare-user",
@@ -55,7 +56,7 @@ def locate() -> Layout:
     return Layout(packages, str(executable.relative_to(packages)), python)
 
 
-def keeper_config() -> dict[str, Any]:
+def keeper_config(*, cgroups: bool) -> dict[str, Any]:
     """How to start the keeper. Raises `SandboxError` if the system is not fit for it."""
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     if release < (5, 14):
@@ -65,7 +66,7 @@ def keeper_config() -> dict[str, Any]:
         raise SandboxError(f"expected one of {', '.join(_STAGES)} to exist, to mount on in private")
     uid = UNPRIVILEGED_UID if os.geteuid() == 0 and _mapped(UNPRIVILEGED_UID) else None
     filters = {name: filter_program(strict=name == "strict").hex() for name in ("strict", "usual")}
-    return {"uid": uid, "stage": stage, "filters": filters}
+    return {"uid": uid, "stage": stage, "filters": filters, "cgroups": cgroups}
 
 
 def arguments(
@@ -93,14 +94,24 @@ def arguments(
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
-    """Limits of every process in a sandbox, by name in `resource`."""
+    """Limits of every process in a sandbox, by name in `resource`.
+
+    Address space is more than memory: threads and allocators reserve what they never touch.
+    """
     return {
-        "RLIMIT_AS": limits.memory,
+        "RLIMIT_AS": _ADDRESS_SPACE * limits.memory,
         "RLIMIT_FSIZE": limits.disk,
         "RLIMIT_NPROC": limits.pids,
         "RLIMIT_NOFILE": 1024,
         "RLIMIT_CPU": max(int(limits.wall * limits.cpu), 1),
     }
+
+
+def group_limits(limits: Limits, *, scratch: bool) -> dict[str, int]:
+    """Limits of all processes of a sandbox together. Written files are memory, too, beside `memory`."""
+    places = 3 if scratch else 1
+    memory = limits.memory + places * limits.disk
+    return {"memory": memory, "pids": limits.pids, "cpu": round(limits.cpu * 1_000_000)}
 
 
 def find_shell() -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ class Launched:
     release: Callable[[], Awaitable[None]]
     environment: Mapping[str, str] = field(default_factory=dict)
     pid: int = 0
+    limits_by: str = ""
+    _counter: int = field(default=-1, init=False)
+    _kills: int = field(default=0, init=False)
     released: bool = field(default=False, init=False)
 
     async def request(self, op: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
@@ -50,7 +54,17 @@ class Launched:
             os.close(theirs_in)
             if theirs_out >= 0:
                 os.close(theirs_out)
-        self.pid = answer["pid"]
+        self.pid, self.limits_by = answer["pid"], answer["limits_by"]
+        self._close_counter()
+        self._counter = answer["fd"]
+
+    def oom(self) -> bool:
+        """Whether processes were killed for memory since this was asked before."""
+        if self._counter < 0:
+            return False
+        found = re.search(rb"^oom_kill (\d+)", os.pread(self._counter, 4096, 0), re.MULTILINE)
+        before, self._kills = self._kills, int(found[1]) if found else 0
+        return self._kills > before
 
     async def kill(self) -> int | None:
         """Ends every process; the working copy stays readable. Returns the exit status."""
@@ -58,10 +72,16 @@ class Launched:
 
     async def destroy(self) -> None:
         """Ends every process and forgets the sandbox. Idempotent; the pipes stay open."""
+        self._close_counter()
         await self.request("destroy")
         if not self.released:
             self.released = True
             await self.release()
+
+    def _close_counter(self) -> None:
+        fd, self._counter = self._counter, -1
+        if fd >= 0:
+            os.close(fd)
 
     async def _last_words(self) -> str:
         with suppress(SandboxError, TimeoutError):

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from sandbox.base import HOST, Image, Limits, SandboxError
-from sandbox.bubblewrap import WHY_NOT, arguments, keeper_config, locate, rlimits
+from sandbox.bubblewrap import WHY_NOT, arguments, group_limits, keeper_config, locate, rlimits
 from sandbox.keeper.client import KeeperClient
 from sandbox.keeper.wire import join_files
 from sandbox.launched import Launched, no_pipes, whole
@@ -34,10 +34,16 @@ class NamespaceProvider:
     As root, sandboxes run under an unprivileged uid, and images may lie where only root can read.
     Raises `SandboxError` where bubblewrap cannot run, saying what to enable: nothing ever runs
     without isolation.
+
+    Memory, processes and processor time of a sandbox are limited by control groups of version 2 or 1,
+    where this process may make some and `cgroups` is true. Otherwise memory is watched ten times a
+    second, processes are limited by rlimits, and processor time only in total. `limits_by` says which.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cgroups: bool = True) -> None:
         self.workdir = HOST.workdir
+        self.limits_by = ""  # what enforces memory and processes; known after the first start
+        self._cgroups = cgroups
         self._layout = locate()
         self.python = self._layout.python
         self._keeper: KeeperClient | None = None
@@ -109,6 +115,8 @@ class NamespaceProvider:
                 "argv": argv,
                 "filter": kind,
                 "rlimits": rlimits(limits),
+                "limits": group_limits(limits, scratch=scratch),
+                "memory": limits.memory,
                 "disk": limits.disk,
                 "files": sizes,
                 "workdir": image.workdir,
@@ -118,6 +126,7 @@ class NamespaceProvider:
             }
             launched.environment = environment(image, self.python)
             await launched.spawn(payload)
+            self.limits_by = launched.limits_by
         except BaseException as error:
             await _abandon(launched)
             if isinstance(error, SandboxError) and not str(error).startswith("image"):
@@ -160,7 +169,7 @@ class NamespaceProvider:
 
     def _start_keeper(self) -> tuple[KeeperClient, Shares]:
         if self._keeper is None or self._shares is None:
-            keeper = self._keeper = KeeperClient(keeper_config())
+            keeper = self._keeper = KeeperClient(keeper_config(cgroups=self._cgroups))
             self._shares = Shares(lambda path, owned: keeper.share(path, owned=owned), keeper.release)
         return self._keeper, self._shares
 

@@ -115,11 +115,11 @@ class NamespaceSandbox:
         self._alarm = asyncio.get_running_loop().call_later(self._limits.wall, self._expire)
 
     async def _result(self, finished: Finished) -> ExecResult:
-        if finished.exit_code is not None:
-            return ExecResult(exit_code=finished.exit_code, output=finished.output)
-        status = await whole(self._rebuild())
-        code = -1 if finished.timed_out else status
-        return ExecResult(exit_code=code, output=finished.output, timed_out=finished.timed_out)
+        code, oom = finished.exit_code, self._alive().oom()
+        if code is None:
+            status = await whole(self._rebuild())
+            code = -1 if finished.timed_out else status
+        return ExecResult(exit_code=code, output=finished.output, timed_out=finished.timed_out, oom=oom)
 
     async def _ready_shell(self) -> Shell:
         self._alive()

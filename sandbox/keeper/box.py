@@ -1,11 +1,13 @@
 """One sandbox as the keeper holds it: its disk, and the bubblewrap process that runs in it."""
 
 import os
+import resource
 import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from sandbox.keeper.cgroups import Group
 from sandbox.keeper.disk import Disk
 from sandbox.keeper.files import open_in
 from sandbox.keeper.wire import Header
@@ -19,22 +21,40 @@ class Box:
 
     disk: Disk
     workdir: str
+    memory: int  # bytes that its processes may need without a control group
+    group: Group | None
+    counter: int  # file that says how many processes were killed for memory
     filter: str = ""  # file of its system call filter
     pid: int = 0
     outer: int = -1  # pidfd of bubblewrap
     info: int = -1  # pipe: bubblewrap's report; closed once read
+    block: int = -1  # pipe: a byte in it lets the program start
     report: bytes = b""
     first: int = 0  # the sandbox's first process, and its pidfd
     inner: int = -1
     root: int = -1  # directory: the sandbox's /
     running: bool = False
+    kills: int = 0
     status: int | None = None
     terminals: set[int] = field(default_factory=set)  # process ids of their shells
 
-    def started(self, pid: int, info: int) -> None:
-        """Bubblewrap runs as `pid` and will report through `info`."""
-        self.pid, self.outer, self.info = pid, os.pidfd_open(pid), info
+    def started(self, pid: int, info: int, block: int) -> None:
+        """Bubblewrap runs as `pid`, will report through `info` and wait at `block`."""
+        self.pid, self.outer, self.info, self.block = pid, os.pidfd_open(pid), info, block
         self.report, self.first, self.running, self.status = b"", 0, True, None
+
+    def confine(self, limits: Header) -> None:
+        """Limits the first process, whose report is there, and lets its program start."""
+        if self.group is not None:
+            self.group.join(self.first)
+        for name, value in limits.items():
+            limit(self.first, getattr(resource, name), value)
+        os.write(self.block, b"1")
+
+    def count_kill(self) -> None:
+        """Another process was killed for memory, without a control group."""
+        self.kills += 1
+        os.pwrite(self.counter, f"oom_kill {self.kills}\n".encode(), 0)
 
     def kill(self) -> None:
         """Kills the first process, and with it the whole pid namespace."""
@@ -48,10 +68,17 @@ class Box:
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.running = False
         self.terminals.clear()
-        for fd in (self.outer, self.inner, self.root):
+        for fd in (self.outer, self.inner, self.root, self.block):
             if fd >= 0:
                 os.close(fd)
-        self.outer = self.inner = self.root = -1
+        self.outer = self.inner = self.root = self.block = -1
+
+    def forget(self) -> None:
+        """Removes what is left of a sandbox that ended."""
+        self.disk.close()
+        os.close(self.counter)
+        if self.group is not None:
+            self.group.remove()
 
     def opened_root(self) -> int:
         """The sandbox's / as a descriptor. Raises `OSError` while bubblewrap still makes it."""
@@ -65,6 +92,13 @@ class Box:
             self.root = os.open(f"/proc/{self.first}/root", flags)
             os.close(open_in(self.root, self.workdir, flags))
         return self.root
+
+
+def limit(pid: int, resource_number: int, value: int) -> None:
+    """Sets a resource limit, or leaves the lower one that the owner itself runs under."""
+    _, hard = resource.prlimit(pid, resource_number)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.prlimit(pid, resource_number, (value, value))
 
 
 def readable(fd: int) -> bool:

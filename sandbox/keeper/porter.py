@@ -6,6 +6,7 @@ neither the keeper nor a sandbox has a way to talk to it. It ends when both of t
 
 import itertools
 import os
+import select
 import socket
 from pathlib import Path
 
@@ -38,14 +39,20 @@ class Porter:
         os.mkdir(f"{self._stage}/keeper")
         return f"{self._stage}/keeper"
 
-    def serve(self) -> None:
-        """Answers the owner until its end of the socket closes."""
-        try:
-            while data := self._control.recv(1 << 16):
-                for header, _ in self._unpacker.feed(data):
-                    self._control.sendall(pack({"id": header["id"], **self._answer(header)}))
-        except ConnectionError:
-            return
+    def serve(self, keeper: int) -> None:
+        """Answers the owner until its end of the socket closes, or the process of a pidfd ends."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(keeper, select.POLLIN)
+        while all(fd != keeper for fd, _ in poll.poll()):
+            try:
+                data = self._control.recv(1 << 16)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            for header, _ in self._unpacker.feed(data):
+                self._control.sendall(pack({"id": header["id"], **self._answer(header)}))
 
     def _answer(self, header: Header) -> Header:
         try:

@@ -9,26 +9,30 @@ as soon as the owner's end of the socket closes, even when the owner was killed.
 import errno
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
 from typing import Any
 
 from sandbox.keeper.box import Box, bubblewrap_arguments, readable
+from sandbox.keeper.cgroups import Groups
 from sandbox.keeper.changes import changes
 from sandbox.keeper.disk import Disk
 from sandbox.keeper.files import read_file, write_file
 from sandbox.keeper.roots import root_arguments
 from sandbox.keeper.terminal import Program, kill_tree, open_pair, start
+from sandbox.keeper.watchdog import PERIOD, Watchdog
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
 
 
 class Keeper:
     """Serves the owner's requests until its socket closes. `stage`: its directory for mounts."""
 
-    def __init__(self, control: socket.socket, *, stage: str, broken: str = "") -> None:
+    def __init__(
+        self, control: socket.socket, *, stage: str, groups: Groups | None, broken: str = ""
+    ) -> None:
         self._control, self._stage, self._broken = control, stage, broken
+        self._groups, self._watchdog = groups, None if groups else Watchdog()
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, self._receive)
         self._unpacker, self._fds = Unpacker(), list[int]()
@@ -40,15 +44,18 @@ class Keeper:
         """Runs until the owner is gone, then kills every sandbox."""
         try:
             while True:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(PERIOD if self._watchdog and self._boxes else None):
                     if key.fd in self._selector.get_map():  # an earlier callback may have ended it
                         key.data()
+                if self._watchdog:
+                    self._watchdog.look(self._boxes.values())
         except (EOFError, ConnectionError):
             for box in self._boxes.values():
                 self._kill(box)
             for box in self._boxes.values():
                 if box.running:
                     box.ended()
+                box.forget()
 
     def _receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16)
@@ -67,38 +74,40 @@ class Keeper:
         except (OSError, ValueError) as error:
             self._reply(header, {"errno": getattr(error, "errno", None) or errno.EINVAL, "error": str(error)})
 
-    def _reply(self, request: Header, answer: Header, payload: bytes = b"") -> None:
-        self._control.sendall(pack({"id": request["id"], **answer}, payload))
+    def _reply(self, request: Header, answer: Header, payload: bytes = b"", *, fd: int = -1) -> None:
+        frame = pack({"id": request["id"], "fd": fd >= 0, **answer}, payload)
+        if fd >= 0:
+            socket.send_fds(self._control, [frame[:1]], [fd])
+        self._control.sendall(frame[fd >= 0 :])
 
     def _do_spawn(self, request: Header, payload: bytes) -> None:
-        stdin, stdout, self._fds = self._fds[0], self._fds[1], self._fds[2:]
-        if self._broken:
-            os.close(stdin)
-            os.close(stdout)
-            return self._reply(request, {"errno": 0, "error": self._broken})
-        info, info_write = os.pipe()
-        os.set_inheritable(info_write, True)
+        (stdin, stdout), self._fds = self._fds[:2], self._fds[2:]
+        (info, say), (wait, block) = os.pipe(), os.pipe()
         try:
+            if self._broken:
+                return self._reply(request, {"errno": 0, "error": self._broken})
             box = self._box(request, payload)
             arguments = bubblewrap_arguments(request, self._root_arguments(request), box.disk.place)
-            box.filter = f"{self._stage}/{request['filter']}.bpf"
-            pid = _spawn(request["bwrap"], arguments, box.filter, (stdin, stdout, info_write))
-            box.started(pid, info)
-        except BaseException:
-            os.close(info)
-            raise
+            pid = _spawn(request["bwrap"], arguments, box.filter, (stdin, stdout, say, wait))
+            box.started(pid, info, block)
+            info = block = -1
         finally:
-            for fd in (stdin, stdout, info_write):
-                os.close(fd)
+            for fd in (stdin, stdout, say, wait, info, block):
+                if fd >= 0:
+                    os.close(fd)
         self._selector.register(box.outer, selectors.EVENT_READ, lambda: self._exited(request["sandbox"]))
-        self._selector.register(info, selectors.EVENT_READ, lambda: self._started(request, box))
+        self._selector.register(box.info, selectors.EVENT_READ, lambda: self._started(request, box))
 
     def _box(self, request: Header, payload: bytes) -> Box:
         """The sandbox of that number: a new one with its first files, or the one that is rebuilt."""
         number = request["sandbox"]
         if number not in self._boxes:
             disk = Disk(self._stage, str(number), size=request["disk"], lower=request["lower"])
-            self._boxes[number] = Box(disk, request["workdir"])
+            group = self._groups.make(str(number), request["limits"]) if self._groups else None
+            counter = group.open_counter() if group else os.memfd_create("counter")
+            box = Box(disk, request["workdir"], request["memory"], group, counter)
+            box.filter = f"{self._stage}/{request['filter']}.bpf"
+            self._boxes[number] = box
             for path, content in split_files(request["files"], payload).items():
                 write_file(disk.work, path, content)
         return self._boxes[number]
@@ -116,11 +125,11 @@ class Keeper:
         if box.info >= 0:
             return
         try:
-            for name, value in request["rlimits"].items():
-                limit(box.first, getattr(resource, name), value)
+            box.confine(request["rlimits"])
         except OSError as error:
             return self._reply(request, {"errno": 0, "error": f"bubblewrap did not start: {error}"})
-        self._reply(request, {"pid": box.first})
+        version = f"cgroup v{self._groups.version}" if self._groups else "rlimits and a watchdog"
+        self._reply(request, {"pid": box.first, "limits_by": version}, fd=box.counter)
 
     def _read_report(self, box: Box) -> None:
         """Takes the next piece of the report."""
@@ -146,7 +155,7 @@ class Keeper:
     def _ended(self, request: Header, box: Box) -> None:
         if request["op"] == "destroy":
             del self._boxes[request["sandbox"]]
-            box.disk.close()
+            box.forget()
         self._reply(request, {"status": box.status})
 
     def _kill(self, box: Box) -> None:
@@ -193,9 +202,7 @@ class Keeper:
         try:
             pid = start(program, first=box.inner, slave=slave)
             box.terminals.add(pid)
-            frame = pack({"id": request["id"], "pid": pid, "fd": True})
-            socket.send_fds(self._control, [frame[:1]], [master])
-            self._control.sendall(frame[1:])
+            self._reply(request, {"pid": pid}, fd=master)
         finally:
             os.close(master)
             os.close(slave)
@@ -214,21 +221,16 @@ class Keeper:
         return box
 
 
-def _spawn(program: str, arguments: list[str], rules: str, fds: tuple[int, int, int]) -> int:
-    """Starts bubblewrap with (stdin, stdout, pipe for its report) and the filter in the file `rules`."""
-    stdin, stdout, info = fds
+def _spawn(program: str, arguments: list[str], rules: str, fds: tuple[int, int, int, int]) -> int:
+    """Starts bubblewrap with the filter in the file `rules` and (stdin, stdout, its report, its signal)."""
+    stdin, stdout, info, wait = fds
     seccomp = os.open(rules, os.O_RDONLY)  # its own offset, since bubblewrap reads to the end
-    os.set_inheritable(seccomp, True)
+    own = {"--info-fd": info, "--block-fd": wait, "--seccomp": seccomp}
+    for fd in own.values():
+        os.set_inheritable(fd, True)
     streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
-    command = [program, "--info-fd", str(info), "--seccomp", str(seccomp), *arguments]
+    command = [program, *(str(part) for item in own.items() for part in item), *arguments]
     try:
         return os.posix_spawn(program, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
     finally:
         os.close(seccomp)
-
-
-def limit(pid: int, resource_number: int, value: int) -> None:
-    """Sets a resource limit, or leaves the lower one that the owner itself runs under."""
-    _, hard = resource.prlimit(pid, resource_number)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.prlimit(pid, resource_number, (value, value))

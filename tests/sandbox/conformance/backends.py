@@ -45,6 +45,6 @@ BACKENDS: dict[str, Backend] = {
     "namespace": Backend(
         name="namespace",
         make=NamespaceProvider,
-        traits=frozenset({"images", "terminal", "no user namespaces"}),
+        traits=ALL | {"no user namespaces"},
     ),
 }
