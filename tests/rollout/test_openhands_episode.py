@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from jaxrl.contracts import Outcome
+from jaxrl.contracts import Outcome, Trajectory
 from jaxrl.rollout.agent import World, run_episode
 from jaxrl.rollout.calls import render_call
 from jaxrl.rollout.harness import OPENHANDS
@@ -64,29 +63,52 @@ EPISODE = (
 )
 
 
+async def played(turns: tuple[str, ...]) -> tuple[Trajectory, FakeGrader]:
+    sandboxes, grader = Namespaces(), FakeGrader(FakeProvider())
+    world = World(
+        generator=FakeGenerator(turns, context=20_000),
+        sandboxes=sandboxes,
+        grader=grader,
+        tools=openhands_tools(),
+        renderer=Renderer(TOKENIZER, OPENHANDS),
+    )
+    try:
+        return await run_episode(TASK, INSTANCE.hidden, attempt=ATTEMPT, world=world), grader
+    finally:
+        await sandboxes.provider.close()
+
+
+def responses(made: Trajectory) -> list[str]:
+    text = TOKENIZER.decode(made.tokens.tolist())
+    return re.findall(r"<tool_response>\n(.*?)\n</tool_response>", text, re.DOTALL)
+
+
 @pytest.mark.sandbox
 def test_an_episode_with_all_tools_in_a_real_sandbox() -> None:
-    async def body() -> tuple[Any, FakeGrader]:
-        sandboxes = Namespaces()
-        grader = FakeGrader(FakeProvider())
-        world = World(
-            generator=FakeGenerator(EPISODE, context=20_000),
-            sandboxes=sandboxes,
-            grader=grader,
-            tools=openhands_tools(),
-            renderer=Renderer(TOKENIZER, OPENHANDS),
-        )
-        try:
-            return await run_episode(TASK, INSTANCE.hidden, attempt=ATTEMPT, world=world), grader
-        finally:
-            await sandboxes.provider.close()
-
-    made, grader = asyncio.run(body())
-    text = TOKENIZER.decode(made.tokens.tolist())
-    assert (made.outcome, made.reward) == (Outcome.RESOLVED, 1.0), text[-3000:]
+    made, grader = asyncio.run(played(EPISODE))
+    seen = responses(made)
+    assert (made.outcome, made.reward) == (Outcome.RESOLVED, 1.0), seen
     assert grader.diffs[0].files == {"app.py": INSTANCE.repair.fixed.encode()}
-    responses = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", text, re.DOTALL)
-    assert responses[0] == "[the list now has 1 task]\n1. [~] fix (in_progress)"
-    assert responses[1].startswith("app.py\n[ended]\n[directory: /tmp]\n[python: ")
-    assert f"     1\t{INSTANCE.repair.source.splitlines()[0]}" in responses[2]
-    assert responses[5].startswith(f"/tmp\n{INSTANCE.repair.fixed}") and responses[6].startswith("status 0")
+    assert seen[0] == "[the list now has 1 task]\n1. [~] fix (in_progress)"
+    assert seen[1].startswith("app.py\n[ended]\n[directory: /tmp]\n[python: ")
+    assert f"     1\t{INSTANCE.repair.source.splitlines()[0]}" in seen[2]
+    assert seen[5].startswith(f"/tmp\n{INSTANCE.repair.fixed}") and seen[6].startswith("status 0")
+
+
+RESTLESS = (
+    call("execute_bash", command="ls -l; sleep 0.01 & wait; time true"),
+    call("execute_bash", command='cd $(mktemp -d) && pwd && python3 -c \'print(object(), {"a", "b", "c"})\''),
+    call("execute_bash", command="python3 -c 'import unittest as u; u.main(argv=[str(), \"-v\"], module=u)'"),
+    call("execute_bash", command="python3 -c 'import tempfile; print(tempfile.mkdtemp(), hash(\"x\"))'"),
+    call("execute_bash", command="exit 3"),
+    call("finish", message="done"),
+)
+
+
+@pytest.mark.sandbox
+def test_equal_runs_show_the_policy_equal_tokens() -> None:
+    one, other = (asyncio.run(played(RESTLESS))[0] for _ in range(2))
+    assert responses(one) == responses(other)
+    assert one.tokens.tolist() == other.tokens.tolist() and len(responses(one)) == 5
+    assert "/tmp/tmp.0000000001" in responses(one)[1] and " at 0x7f0000000001>" in responses(one)[1]
+    assert "Ran 0 tests in 0.000s" in responses(one)[2]
