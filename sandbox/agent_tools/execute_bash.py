@@ -219,4 +219,4 @@ def clip(text: str) -> str:
     if len(text) <= MAX_OUTPUT:
         return text
     half = MAX_OUTPUT // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters of output left out]\n{text[-half:]}"
+    return f"{text[:half]}\n[the middle of the output is left out]\n{text[-half:]}"

@@ -10,7 +10,7 @@ from collections import deque
 
 HISTORY_LINES = 10_000
 _HISTORY_CHARS = 4_000_000  # all kept lines together
-_LINE_CHARS = 200_000  # one line; longer ones keep their two ends
+_LINE_CHARS = 40_000  # one line; longer ones keep their two ends
 _ESCAPE = re.compile(
     r"\x1b(?:"
     r"\[([0-9;:<=>?]*)[ -/]*([@-~])"  # CSI: parameters, final character
@@ -19,7 +19,7 @@ _ESCAPE = re.compile(
     r"|[0-OQ-WYZ\\`-~])"
 )
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:<=>?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]*)\Z")
-_PLAIN = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f\x80-\x9f\n]+")
+_PLAIN = re.compile(r"(?:[^\x00-\x08\x0a-\x1f\x7f-\x9f]+|\r?\n)+")  # whole lines and parts of lines
 _MAX_COLUMN = 10_000  # a cursor is moved no further than this
 
 
@@ -37,8 +37,8 @@ class Screen:
         """Takes more output; sequences and characters may be split anywhere."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
-        if unfinished := _UNFINISHED.search(text):
-            text, self._held = text[: unfinished.start()], text[unfinished.start() :]
+        if (cut := _unfinished(text)) >= 0:
+            text, self._held = text[:cut], text[cut:]
         position = 0
         while position < len(text):
             position = self._step(text, position)
@@ -55,7 +55,7 @@ class Screen:
     def _step(self, text: str, position: int) -> int:
         """Handles what stands at `position`; returns the position behind it."""
         if plain := _PLAIN.match(text, position):
-            self._put(plain[0])
+            self._put_lines(plain[0].replace("\r\n", "\n").split("\n"))
             return plain.end()
         if text[position] == "\x1b" and (escape := _ESCAPE.match(text, position)):
             self._control(escape[1] or "", escape[2] or "")
@@ -64,9 +64,7 @@ class Screen:
         return position + 1
 
     def _character(self, character: str) -> None:
-        if character == "\n":
-            self._newline()
-        elif character == "\r":
+        if character == "\r":
             self._column = 0
         elif character == "\b":
             self._column = max(self._column - 1, 0)
@@ -82,10 +80,16 @@ class Screen:
             self._line = self._line[: _LINE_CHARS // 2] + self._line[-_LINE_CHARS // 2 :]
             self._column = len(self._line)
 
-    def _newline(self) -> None:
-        self._lines.append(self._line)
-        self._kept += len(self._line)
+    def _put_lines(self, lines: list[str]) -> None:
+        """Writes the first where the cursor is, and each other on a line of its own."""
+        self._put(lines[0])
+        if len(lines) == 1:
+            return
+        whole = [self._line, *lines[1:-1]][-HISTORY_LINES:]
+        self._lines.extend(whole)
+        self._kept += sum(map(len, whole))
         self._line, self._column = "", 0
+        self._put(lines[-1])
         while len(self._lines) >= HISTORY_LINES or self._kept > _HISTORY_CHARS:
             self._kept -= len(self._lines.popleft())
 
@@ -111,3 +115,12 @@ class Screen:
             self._line = " " * min(self._column + 1, len(self._line)) + self._line[self._column + 1 :]
         else:
             self._line = ""
+
+
+def _unfinished(text: str) -> int:
+    """Where a sequence begins that `text` does not end, -1 if none does: at one of the last two escapes."""
+    last = text.rfind("\x1b")
+    for start in (text.rfind("\x1b", 0, max(last, 0)), last):
+        if start >= 0 and _UNFINISHED.match(text, start):
+            return start
+    return -1

@@ -71,7 +71,7 @@ def test_a_screen_remembers_a_bounded_history() -> None:
     flood = Screen()
     for _ in range(40):
         flood.feed(b"x" * 1_000_000)
-    assert len(flood.text()) <= 400_000
+    assert len(flood.text()) <= 80_000
     for _ in range(20):
         flood.feed((b"y" * 999 + b"\n") * 500)
     assert len(flood.text()) < 5_000_000
