@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl.model.linear import project
 from jaxrl.model.norms import apply_rope, rms_norm
 from jaxrl.model.params import attention_weights, create
 from jaxrl.model.spec import ModelSpec
@@ -75,9 +76,9 @@ class GatedAttention(nnx.Module):
 
     def _project(self, x_BTD: Array, rope: Rope) -> tuple[Array, Array, Array, Array]:
         spec, (B, T, _) = self.spec, x_BTD.shape
-        query_gate = (x_BTD @ self.q[...]).reshape(B, T, spec.num_heads, 2 * spec.head_dim)
+        query_gate = project(x_BTD, self.q[...]).reshape(B, T, spec.num_heads, 2 * spec.head_dim)
         q_BTNH, gate_BTNH = jnp.split(query_gate, 2, axis=-1)
-        k_BTKH, v_BTKH = ((x_BTD @ w[...]).reshape(B, T, -1, spec.head_dim) for w in (self.k, self.v))
+        k_BTKH, v_BTKH = (project(x_BTD, w[...]).reshape(B, T, -1, spec.head_dim) for w in (self.k, self.v))
         q_BTNH = apply_rope(rms_norm(q_BTNH, self.q_norm[...], eps=spec.norm_eps), rope)
         k_BTKH = apply_rope(rms_norm(k_BTKH, self.k_norm[...], eps=spec.norm_eps), rope)
         return q_BTNH, gate_BTNH.reshape(B, T, -1), k_BTKH, v_BTKH
@@ -85,7 +86,7 @@ class GatedAttention(nnx.Module):
     def _attend(self, q_BTNH: Array, gate_BTD: Array, k: Array, v: Array, mask_BTS: Array) -> Array:
         scale = self.spec.head_dim**-0.5
         out_BTNH = attention(q_BTNH, k, v_BSKH=v, mask_BTS=mask_BTS, scale=scale)
-        return (out_BTNH.reshape(gate_BTD.shape) * jax.nn.sigmoid(gate_BTD)) @ self.out[...]
+        return project(out_BTNH.reshape(gate_BTD.shape) * jax.nn.sigmoid(gate_BTD), self.out[...])
 
 
 def _write(cache_BSKH: Array, new_BTKH: Array, source_BS: Array, written_BS: Array) -> Array:

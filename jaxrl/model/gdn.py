@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl.model.linear import project
 from jaxrl.model.norms import gated_rms_norm, l2_norm
 from jaxrl.model.params import accumulation_dtype, create, gdn_weights
 from jaxrl.model.spec import ModelSpec
@@ -73,7 +74,7 @@ class GatedDeltaNet(nnx.Module):
         # Zero inputs keep the conv clean of padding; g = beta = 0 below keeps the state.
         x_BTD = jnp.where(valid_BT[..., None], x_BTD, 0)
         mixed_BTD, taps_BXD = causal_conv1d(
-            x_BTD @ self.qkv[...],
+            project(x_BTD, self.qkv[...]),
             self.conv[...],
             segment_ids_BT=segment_ids_BT,
             taps_BXD=None if cache is None else cache.taps_BXD,
@@ -90,11 +91,11 @@ class GatedDeltaNet(nnx.Module):
             segment_ids_BT=segment_ids_BT,
             initial_state_BNHJ=None if cache is None else cache.state_BNHJ,
         )
-        z_BTNJ = (x_BTD @ self.z[...]).reshape(o_BTNJ.shape)
+        z_BTNJ = project(x_BTD, self.z[...]).reshape(o_BTNJ.shape)
         o_BTNJ = gated_rms_norm(
             o_BTNJ.astype(x_BTD.dtype), self.norm[...], gate_H=z_BTNJ, eps=self.spec.norm_eps
         )
-        return o_BTNJ.reshape(*x_BTD.shape[:2], -1) @ self.out[...], GdnCache(taps_BXD, state_BNHJ)
+        return project(o_BTNJ.reshape(*x_BTD.shape[:2], -1), self.out[...]), GdnCache(taps_BXD, state_BNHJ)
 
     def _heads(self, mixed_BTD: Array) -> tuple[Array, Array, Array]:
         spec, (B, T, _) = self.spec, mixed_BTD.shape
@@ -105,9 +106,9 @@ class GatedDeltaNet(nnx.Module):
 
     def _gates(self, x_BTD: Array, valid_BT: Array) -> tuple[Array, Array]:
         dtype = accumulation_dtype(x_BTD.dtype)
-        a_BTN = (x_BTD @ self.a[...]).astype(dtype) + self.dt_bias[...].astype(dtype)
+        a_BTN = project(x_BTD, self.a[...]).astype(dtype) + self.dt_bias[...].astype(dtype)
         g_BTN = -jnp.exp(self.A_log[...].astype(dtype)) * jax.nn.softplus(a_BTN)
-        beta_BTN = jax.nn.sigmoid(x_BTD @ self.b[...]).astype(dtype)
+        beta_BTN = jax.nn.sigmoid(project(x_BTD, self.b[...])).astype(dtype)
         return tuple(jnp.where(valid_BT[..., None], gate, 0) for gate in (g_BTN, beta_BTN))  # pyright: ignore
 
 

@@ -8,12 +8,14 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxrl.model.linear import project
 from jaxrl.model.params import accumulation_dtype, create, mlp_weights, moe_weights
 from jaxrl.model.spec import ModelSpec
 from kernels.grouped_matmul import expert_mlp
 
-# Up to here every expert on every token is cheaper than sorting tokens.
-DENSE_EXPERTS = 16
+# Up to here comparing all pairs of experts is cheaper than sorting them, and every expert on every token
+# is affordable: rows keep their places, so a document's gradients do not depend on its neighbours by a bit.
+FEW_EXPERTS = 16
 
 
 class RouterStats(NamedTuple):
@@ -39,7 +41,8 @@ class Mlp(nnx.Module):
     ) -> tuple[Float[Array, "*B D"], None]:
         """Token by token; the second result stands where a mixture returns its router sums."""
         del valid_BT
-        return (jax.nn.silu(x_BTD @ self.gate[...]) * (x_BTD @ self.up[...])) @ self.down[...], None
+        gate_BTF, up_BTF = project(x_BTD, self.gate[...]), project(x_BTD, self.up[...])
+        return project(jax.nn.silu(gate_BTF) * up_BTF, self.down[...]), None
 
 
 class MoE(nnx.Module):
@@ -73,7 +76,7 @@ class MoE(nnx.Module):
             gate_up_EDF=self.gate_up[...],
             down_EFD=self.down[...],
             experts_per_token=chosen,
-            implementation="dense_masked" if E <= DENSE_EXPERTS else "ragged",
+            implementation="dense_masked" if E <= FEW_EXPERTS else "auto",
         )
         shared_TD = self.shared(x_TD)[0] * jax.nn.sigmoid(x_TD @ self.shared_gate[...])
         stats = None if valid_BT is None else _sums(selected_TE, probability_TE, valid_BT.reshape(-1, 1))
@@ -88,7 +91,7 @@ class MoE(nnx.Module):
 def top_experts(probability_TE: Float[Array, "T E"], chosen: int) -> Bool[Array, "T E"]:
     """Marks the `chosen` largest of each row; of equal ones the first, as `lax.top_k` does."""
     E = probability_TE.shape[-1]
-    if E > DENSE_EXPERTS:
+    if E > FEW_EXPERTS:
         _, index_TX = lax.top_k(probability_TE, chosen)
         return jax.nn.one_hot(index_TX, E, dtype=bool).any(-2)
     # Counting the better ones is one fused pass over E^2 comparisons; a sort is far slower on CPU.

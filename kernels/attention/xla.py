@@ -1,7 +1,11 @@
 """Attention in plain JAX: scores in full for many queries, a layout without transposes for one."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
+from jax import Array, lax
 
 
 def attention(q_BTNH, k_BSKH, v_BSKH, mask_BTS, scale):
@@ -11,12 +15,64 @@ def attention(q_BTNH, k_BSKH, v_BSKH, mask_BTS, scale):
 
 
 def _many_queries(q_BTNH, k_BSKH, v_BSKH, mask_BTS, scale):
+    """One matrix product per kv head: the queries that share it stand below each other (U = R T rows)."""
     B, T, N, H = q_BTNH.shape
     K = k_BSKH.shape[2]
-    q_BTKRH = q_BTNH.reshape(B, T, K, N // K, H)
-    scores_BKRTS = jnp.einsum("btkrh,bskh->bkrts", q_BTKRH, k_BSKH)
-    weights_BKRTS = _softmax(scores_BKRTS, mask_BTS[:, None, None], scale).astype(v_BSKH.dtype)
-    return jnp.einsum("bkrts,bskh->btkrh", weights_BKRTS, v_BSKH).reshape(B, T, N, H)
+    q_BKRTH = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
+    k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
+    o_BKRTH = _attend(q_BKRTH, k_BKSH, v_BKSH, mask_BTS[:, None, None], scale)
+    return o_BKRTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+
+
+# Differentiating the softmax would keep its [T, S] weights and pass over them several times more.
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q, k, v, mask, scale):
+    return _attend_forward(q, k, v, mask, scale)[0]
+
+
+def _attend_forward(q, k, v, mask, scale):
+    scores = jnp.where(mask, _scores(q, k, scale), -jnp.inf)
+    largest = scores.max(-1, keepdims=True)
+    largest = jnp.where(largest == -jnp.inf, 0, largest)  # a query that sees nothing
+    weights = jnp.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
+    total = jnp.where(total > 0, total, 1)
+    out = (_product(weights.astype(v.dtype), v) / total).astype(v.dtype)
+    return out, (q, k, v, mask, out, largest + jnp.log(total))
+
+
+def _attend_backward(scale, saved, d_out):
+    q, k, v, mask, out, log_total = saved
+    weights = jnp.exp(jnp.where(mask, _scores(q, k, scale) - log_total, -jnp.inf))
+    d_v = _sum_heads(weights.astype(v.dtype), d_out)
+    delta = (d_out.astype(weights.dtype) * out.astype(weights.dtype)).sum(-1, keepdims=True)
+    d_weights = _product(d_out, v.swapaxes(-1, -2))
+    d_scores = (weights * (d_weights - delta) * scale).astype(q.dtype)
+    d_q, d_k = _product(d_scores, k).astype(q.dtype), _sum_heads(d_scores, q)
+    return d_q, d_k.astype(k.dtype), d_v.astype(v.dtype), np.zeros(mask.shape, jax.dtypes.float0)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _scores(q: Array, k: Array, scale: float) -> Array:
+    return _product(q, k.swapaxes(-1, -2)) * scale
+
+
+def _product(x_BKRTU: Array, y_BKUW: Array) -> Array:
+    """[B, K, R, T, U] times [B, K, U, W], summed in at least float32."""
+    B, K, R, T, U = x_BKRTU.shape
+    dtype = jnp.promote_types(x_BKRTU.dtype, jnp.float32)
+    rows = jnp.matmul(x_BKRTU.reshape(B, K, R * T, U), y_BKUW, preferred_element_type=dtype)
+    return rows.reshape(B, K, R, T, -1)
+
+
+def _sum_heads(x_BKRTS: Array, y_BKRTH: Array) -> Array:
+    """[B, K, S, H]: the transposed product, over all queries of a kv head."""
+    B, K, R, T, S = x_BKRTS.shape
+    dtype = jnp.promote_types(x_BKRTS.dtype, jnp.float32)
+    y_BKUH = y_BKRTH.reshape(B, K, R * T, -1)
+    return jnp.einsum("bkus,bkuh->bksh", x_BKRTS.reshape(B, K, R * T, S), y_BKUH, preferred_element_type=dtype)
 
 
 def _one_query(q_BTNH, k_BSKH, v_BSKH, mask_BTS, scale):

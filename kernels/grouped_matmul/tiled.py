@@ -31,7 +31,7 @@ def tiled(x_TD, combine_TE, gate_up_EDF, down_EFD, experts_per_token):
 
 def _tile_rows(pairs: int, experts: int) -> int:
     """A power of two near half an expert's share: little padding, yet whole matmuls."""
-    return min(256, max(8, 1 << (pairs // (2 * experts)).bit_length()))
+    return min(128, max(8, 1 << (pairs // (2 * experts)).bit_length()))
 
 
 def _plan(expert_TX: Array, experts: int) -> _Plan:

@@ -7,7 +7,7 @@ import pytest
 from jax.extend.core import Jaxpr
 
 from jaxrl.model.logprob import target_logprobs
-from jaxrl.model.moe import DENSE_EXPERTS, RouterStats, balancing_loss, top_experts
+from jaxrl.model.moe import FEW_EXPERTS, RouterStats, balancing_loss, top_experts
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_float32_is_used_for_bfloat16_hidden_states():
     assert logprob.dtype == entropy.dtype == np.float32
 
 
-@pytest.mark.parametrize("E", [8, DENSE_EXPERTS + 1])
+@pytest.mark.parametrize("E", [8, FEW_EXPERTS + 1])
 def test_top_experts(E):
     rng = np.random.default_rng(1)
     probability = rng.integers(0, 4, (50, E)) / 4.0
