@@ -7,7 +7,8 @@ NOJAX := .cache/nojax
 HF := .cache/hf
 ARGS ?=
 
-.PHONY: help setup train test test-slow test-nojax test-engines parity lint starting-checkpoint bench lock clean
+.PHONY: help setup train test test-slow test-nojax test-engines parity bench-model lint starting-checkpoint \
+	bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -37,6 +38,9 @@ test-engines: $(READY)  ## sandboxes in dockerd and podman, which this starts on
 
 parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random weights
 	$(PY) tools/parity.py --hf-python $(HF)/bin/python $(ARGS)
+
+bench-model: $(READY) $(HF)/ready  ## the model and the gated delta rule against Hugging Face, about 5 minutes
+	$(PY) tools/bench_model.py --hf-python $(HF)/bin/python $(ARGS)
 
 # By pip: torch's CPU build may come from an index that only pip is configured for.
 $(HF)/ready: tools/hf_requirements.txt

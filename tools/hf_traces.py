@@ -2,7 +2,8 @@
 
 Runs in the environment of tools/hf_reference.py:
 
-    python tools/hf_traces.py --out DIR --seed 123
+    python tools/hf_traces.py --out DIR --seed 123             for `make parity`
+    python tools/hf_traces.py --out tests/data/hf/small --seed 5 --small    the committed ones
 
 Per kind (dense, moe) it writes the same weights in two layouts, KIND_hub/ (published: nested config, fused
 experts, multi-token prediction with its experts one by one) and KIND_hf/ (`save_pretrained` of the text-only
@@ -13,7 +14,7 @@ class), and KIND_{f64,f32,bf16}.npz:
     hidden                residual stream after each layer for the first, [L, T, D]
     left, right           logits of the padded batches, real tokens only, [sum of lengths, V]
     forced, decode        eight forced tokens per row behind the left-padded batch, their logits [3, 8, V]
-    chunked               logits of the first, prefilled in pieces of PIECES
+    pieces, chunked       lengths of the pieces in which the first was prefilled, and its logits
     short                 logits of the last sequence's first two tokens, then four of `forced`
     positions, mrope      three equal rows of text positions with gaps, and the first's logits at them
     mtp                   logits of the multi-token-prediction block for the first, [T - 1, V]
@@ -43,6 +44,8 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
 LENGTHS = (150, 97, 5)
 PIECES = (70, 40, 2, 1, 37)
+SMALL_LENGTHS = (40, 17, 5)
+SMALL_PIECES = (18, 10, 2, 1, 9)
 COMMON = {
     "vocab_size": 384,
     "hidden_size": 64,
@@ -73,6 +76,30 @@ KINDS = {
         shared_expert_intermediate_size=56,
         tie_word_embeddings=False,
     ),
+}
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "layer_types": COMMON["layer_types"][:4],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": dict(ROPE, partial_rotary_factor=0.5, mrope_section=[2, 1, 1]),
+}
+SMALL_MLP = {
+    "dense": {"intermediate_size": 32},
+    "moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 20,
+    },
 }
 
 
@@ -134,10 +161,11 @@ def forwards(model, sequences: list[torch.Tensor], forced: torch.Tensor, seed: i
         record[side] = array(model(**inputs).logits[inputs["attention_mask"].bool()])
     record["forced"] = array(forced)
     record["decode"] = decode(model, batch(sequences, left=True), forced)
-    record["chunked"] = in_pieces(model, sequences[0], PIECES)
+    pieces = PIECES if len(sequences[0]) == LENGTHS[0] else SMALL_PIECES
+    record["pieces"], record["chunked"] = np.array(pieces), in_pieces(model, sequences[0], pieces)
     short = torch.cat([sequences[-1][:2], forced[-1, :4]])
     record["short"] = in_pieces(model, short, (2, 1, 1, 1, 1))
-    gaps = np.random.default_rng(seed).integers(1, 4, LENGTHS[0])
+    gaps = np.random.default_rng(seed).integers(1, 4, len(sequences[0]))
     record["positions"] = np.cumsum(gaps)
     axes = torch.from_numpy(record["positions"]).expand(3, 1, -1)
     record["mrope"] = array(model(input_ids=sequences[0][None], position_ids=axes).logits[0])
@@ -219,11 +247,13 @@ def mtp_logits(model, mtp: dict[str, torch.Tensor], ids: torch.Tensor, dtype: to
     return array(model.lm_head(norm(x, "norm"))[0])
 
 
-def trace(sizes: dict, state, mtp, dtype: torch.dtype, seed: int) -> dict[str, np.ndarray]:
+def trace(
+    sizes: dict, state, mtp, dtype: torch.dtype, seed: int, lengths: tuple[int, ...]
+) -> dict[str, np.ndarray]:
     """One kind in one dtype; a float64 trace has to be made within `float32_means_float64`."""
     rng, moe = np.random.default_rng(seed + 1), "num_experts" in sizes
-    sequences = [torch.from_numpy(rng.integers(2, sizes["vocab_size"], n)) for n in LENGTHS]
-    forced = torch.from_numpy(rng.integers(2, sizes["vocab_size"], (len(LENGTHS), 8)))
+    sequences = [torch.from_numpy(rng.integers(2, sizes["vocab_size"], n)) for n in lengths]
+    forced = torch.from_numpy(rng.integers(2, sizes["vocab_size"], (len(lengths), 8)))
     model = load(sizes, state)
     for parameter in model.parameters():  # not the buffers: rounded rotary frequencies are no model's
         parameter.data = parameter.data.to(dtype)
@@ -233,8 +263,8 @@ def trace(sizes: dict, state, mtp, dtype: torch.dtype, seed: int) -> dict[str, n
     return record if dtype == torch.bfloat16 else record | gradients(model, sequences, moe)
 
 
-def save_layouts(kind: str, state, mtp, out: Path) -> None:
-    sizes, family = KINDS[kind], "qwen3_5_moe" if kind == "moe" else "qwen3_5"
+def save_layouts(kind: str, sizes: dict, state, mtp, out: Path) -> None:
+    family = "qwen3_5_moe" if kind == "moe" else "qwen3_5"
     load(sizes, state).to(torch.bfloat16).save_pretrained(out / f"{kind}_hf")
     hub = out / f"{kind}_hub"
     hub.mkdir(exist_ok=True)
@@ -250,17 +280,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
     parser.add_argument("--seed", type=int, required=True, help="seed of weights and tokens")
+    parser.add_argument("--small", action="store_true", help="sizes for committed files, float64 only")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    lengths = SMALL_LENGTHS if args.small else LENGTHS
     for kind, sizes in KINDS.items():
+        if args.small:
+            sizes = sizes | SMALL | SMALL_MLP[kind]
         state = random_state(sizes, args.seed)
         mtp = mtp_state(state, args.seed + 2)
-        save_layouts(kind, state, mtp, args.out)
-        for name, dtype in (("f64", torch.float64), ("f32", torch.float32), ("bf16", torch.bfloat16)):
+        save_layouts(kind, sizes, state, mtp, args.out)
+        dtypes = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16}
+        for name, dtype in list(dtypes.items())[: 1 if args.small else 3]:
             double = float32_means_float64() if name == "f64" else contextlib.nullcontext()
             with double:
-                record = trace(sizes, state, mtp, dtype, args.seed)
+                record = trace(sizes, state, mtp, dtype, args.seed, lengths)
             np.savez(args.out / f"{kind}_{name}.npz", **record)
 
 

@@ -24,16 +24,13 @@ from jaxrl.model.params import all_weights
 from jaxrl.model.transformer import Transformer
 
 KINDS = ("dense", "moe")
-DTYPES = {"float64": "f64", "float32": "f32", "bfloat16": "bf16"}
+DTYPES = ("float64", "float32", "bfloat16")
 FLOAT32_GATES = {"dense": 5e-4, "moe": 5e-5}
 # Nats. Below it two distributions are the same for any use: where logits are far apart, as in a random tied
 # model, the divergence of bfloat16 itself is about 1e-10 and its ratio to another run's is chance.
 BFLOAT16_FLOOR = 1e-6
 FLOAT64_GATE = 1e-9
 GRADIENT_GATE = 2e-4
-PIECES = (70, 40, 2, 1, 37)
-WIDTHS = (1, 2, 70)  # of the compiled prefill and decode steps
-WIDTH = 256  # of a packed row
 
 Trace = dict[str, np.ndarray]
 
@@ -63,7 +60,7 @@ class Rows:
     positions: np.ndarray
 
     @classmethod
-    def of(cls, *rows: list[np.ndarray], width: int = WIDTH, left: bool = False) -> "Rows":
+    def of(cls, *rows: list[np.ndarray], width: int, left: bool = False) -> "Rows":
         """Each row holds its documents one behind the other, padded to `width`."""
         made = [np.zeros((len(rows), width), np.int32) for _ in range(3)]
         for b, documents in enumerate(rows):
@@ -121,10 +118,13 @@ class Comparison:
 
     def __init__(self, directory: Path, kind: str, dtype: str):
         self.directory, self.kind, self.dtype = directory, kind, dtype
-        self.truth, self.peer = (
-            dict(np.load(directory / f"{kind}_{name}.npz")) for name in ("f64", DTYPES[dtype])
-        )
+        self.truth = dict(np.load(directory / f"{kind}_f64.npz"))
+        if dtype == "bfloat16":
+            self.peer = dict(np.load(directory / f"{kind}_bf16.npz"))
         self.ids = [self.truth[f"ids{i}"] for i in range(3)]
+        self.pieces = tuple(map(int, self.truth["pieces"]))
+        self.widths = (1, 2, max(self.pieces))  # of the compiled prefill and decode steps
+        self.width = sum(map(len, self.ids)) + 8  # of a packed row and of a cache
         self.model = load_hub(directory / f"{kind}_hub", dtype=dtype, mtp=True)  # pyright: ignore[reportArgumentType]
         self.graph, self.state = nnx.split(self.model)
 
@@ -171,9 +171,10 @@ class Comparison:
     def rows(self) -> Iterator[Result]:
         """Padding on either side, packing, text positions."""
         alone = [[ids] for ids in self.ids]
-        gaps = Rows.of([self.ids[0]])
+        of = partial(Rows.of, width=self.width)
+        gaps = of([self.ids[0]])
         gaps.positions[0, : len(self.ids[0])] = self.truth["positions"]
-        rows = Rows.of(*alone, left=True) + Rows.of(*alone) + Rows.of(list(self.ids)) + gaps
+        rows = of(*alone, left=True) + of(*alone) + of(list(self.ids)) + gaps
         out = np.asarray(self.jit(logits)(*rows.arrays))
         real = rows.segments != 0
         yield self.judge("left-padded", out[:3][real[:3]], "left")
@@ -188,10 +189,10 @@ class Comparison:
         for size in (1, 2):
             got = feed([pieces_of(ids, (size,) * len(self.ids[0])) for ids in self.ids])
             yield self.judge(f"chunks of {size}", np.concatenate(got), "right")
-        got = feed([pieces_of(self.ids[0], PIECES), [], []])
-        yield self.judge("chunks of " + "+".join(map(str, PIECES)), got[0], "chunked")
+        got = feed([pieces_of(self.ids[0], self.pieces), [], []])
+        yield self.judge("chunks of " + "+".join(map(str, self.pieces)), got[0], "chunked")
         forced = self.truth["forced"]
-        prompts = (pieces_of(ids, (70, 70, 70)) for ids in self.ids)
+        prompts = (pieces_of(ids, (max(self.pieces),) * 3) for ids in self.ids)
         got = feed([prompt + list(more[:, None]) for prompt, more in zip(prompts, forced, strict=True)])
         decoded = np.stack([row[-forced.shape[1] :] for row in got])
         yield self.judge("decode after padded prefill", decoded, "decode")
@@ -200,12 +201,12 @@ class Comparison:
 
     def feed(self, step: Callable[..., Any], pieces: list[list[np.ndarray]]) -> list[np.ndarray]:
         """Logits of each row's tokens, fed piece by piece; a row whose piece is empty stays as it is."""
-        cache, lengths = self.model.init_cache(len(pieces), WIDTH), np.zeros(len(pieces), np.int32)
+        cache, lengths = self.model.init_cache(len(pieces), self.width), np.zeros(len(pieces), np.int32)
         out: list[list[np.ndarray]] = [[] for _ in pieces]
         for now in range(max(map(len, pieces))):
             parts = [row[now] if now < len(row) else np.zeros(0, np.int32) for row in pieces]
             counts = np.array([len(part) for part in parts], np.int32)
-            width = next(width for width in WIDTHS if width >= counts.max())
+            width = next(width for width in self.widths if width >= counts.max())
             tokens = np.stack([np.pad(part, (0, width - len(part)), constant_values=3) for part in parts])
             got, cache = step(tokens.astype(np.int32), cache, lengths, counts)
             for row, logits_TV, count in zip(out, np.asarray(got), counts, strict=True):
@@ -217,7 +218,8 @@ class Comparison:
         """Losses and every parameter's gradient, padded and packed."""
         run = self.jit_gradient()
         alone = [[ids] for ids in self.ids]
-        for case, rows in (("right-padded", Rows.of(*alone)), ("packed", Rows.of(list(self.ids), [], []))):
+        of = partial(Rows.of, width=self.width)
+        for case, rows in (("right-padded", of(*alone)), ("packed", of(list(self.ids), [], []))):
             (_, (ce, aux)), gradient = run(*rows.arrays)
             exact = self.dtype == "float64"
             for name, value in (("ce", ce), ("aux", aux)):

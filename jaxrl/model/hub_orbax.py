@@ -22,7 +22,7 @@ from jaxrl.model.params import all_weights
 from jaxrl.model.spec import Dtype
 from jaxrl.model.transformer import Transformer
 
-PARAMS = "params"
+PARAMS, MTP = "params", "mtp/"
 
 
 def save_orbax(model: Transformer, directory: Path | str) -> None:
@@ -49,19 +49,22 @@ def load_orbax(
     config: Path | str | None = None,
     dtype: Dtype | None = None,
     mesh: Mesh | None = None,
+    mtp: bool = False,
 ) -> Transformer:
     """The model in `directory`, in its own dtype or in `dtype`; reads checkpoints of training runs too.
 
     Args:
       config: the `config.json` to go by, for a directory without one.
       mesh: place every parameter as `jaxrl.mesh` says.
+      mtp: load the multi-token-prediction block, too, if it was saved.
 
     Raises:
       FileNotFoundError: there is no config or no weights.
+      ValueError: `mtp` is asked of a model that was saved without that block.
       HubError: the weights' names or shapes are not the config's.
     """
     directory = Path(directory).absolute()
-    spec = read_spec(Path(config) if config is not None else directory / "config.json")
+    spec = read_spec(Path(config) if config is not None else directory / "config.json", mtp=mtp)
     spec = replace(spec, dtype=dtype or spec.dtype)
     if not (directory / PARAMS).is_dir():
         raise FileNotFoundError(f"{directory}: expected a folder {PARAMS} of Orbax; got none")
@@ -74,9 +77,12 @@ def load_orbax(
         )
         for path, weight in all_weights(spec).items()
     }
-    with ocp.StandardCheckpointer() as checkpointer:
+    with ocp.PyTreeCheckpointer() as checkpointer:
         _check(directory / PARAMS, checkpointer, wanted)
-        leaves = checkpointer.restore(directory / PARAMS, wanted)
+        each = ocp.checkpoint_utils.construct_restore_args(wanted)
+        # Names are checked above; what is left out is the block that nobody asked for.
+        request = ocp.args.PyTreeRestore(wanted, restore_args=each, partial_restore=True)
+        leaves = checkpointer.restore(directory / PARAMS, args=request)
     filled = [(path, variable.replace(leaves[_name(path)])) for path, variable in flat_state(state)]
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
@@ -89,6 +95,8 @@ def _check(at: Path, checkpointer: Any, wanted: dict[str, jax.ShapeDtypeStruct])
     """Orbax would pad or cut an array of another shape."""
     held = checkpointer.metadata(at).item_metadata
     held = {name: held[name] for name in held}
+    if not any(name.startswith(MTP) for name in wanted):
+        held = {name: leaf for name, leaf in held.items() if not name.startswith(MTP)}
     if missing := sorted(wanted.keys() - held.keys()):
         raise HubError(f"{at}: tensor {missing[0]}: expected it, as config.json says; got no such tensor")
     if extra := sorted(held.keys() - wanted.keys()):

@@ -72,7 +72,9 @@ def _sum_heads(x_BKRTS: Array, y_BKRTH: Array) -> Array:
     B, K, R, T, S = x_BKRTS.shape
     dtype = jnp.promote_types(x_BKRTS.dtype, jnp.float32)
     y_BKUH = y_BKRTH.reshape(B, K, R * T, -1)
-    return jnp.einsum("bkus,bkuh->bksh", x_BKRTS.reshape(B, K, R * T, S), y_BKUH, preferred_element_type=dtype)
+    return jnp.einsum(
+        "bkus,bkuh->bksh", x_BKRTS.reshape(B, K, R * T, S), y_BKUH, preferred_element_type=dtype
+    )
 
 
 def _one_query(q_BTNH, k_BSKH, v_BSKH, mask_BTS, scale):

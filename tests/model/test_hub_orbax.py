@@ -17,6 +17,7 @@ from jaxrl.mesh import make_mesh
 from jaxrl.model.hub import HubError, load_hub
 from jaxrl.model.hub_orbax import load_orbax, save_orbax
 
+SMALL = Path(__file__).parents[1] / "data" / "hf" / "small" / "moe_hub"
 TOOL = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
 
 
@@ -43,6 +44,16 @@ def test_round_trip(tmp_path):
     assert placed.embed[...].sharding.mesh == mesh
     with pytest.raises(FileExistsError, match="expected no weights yet"):
         save_orbax(model, tmp_path / "orbax")
+
+
+def test_the_prediction_block_is_saved_and_loaded_on_demand(tmp_path):
+    model = load_hub(SMALL, mtp=True)
+    save_orbax(model, tmp_path)
+    assert_same_weights(model, load_orbax(tmp_path, mtp=True))
+    assert_same_weights(load_hub(SMALL), load_orbax(tmp_path))
+    save_orbax(load_hub(SMALL), tmp_path / "without")
+    with pytest.raises(ValueError, match="expected mtp_num_hidden_layers = 1"):
+        load_orbax(tmp_path / "without", mtp=True)
 
 
 def test_another_models_weights_are_refused(tmp_path):
