@@ -12,7 +12,7 @@ from sandbox.base import Diff, Limits, Sandbox, SandboxError, SandboxProvider
 from sandbox.grading.cache import VerdictCache
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, digest
 from sandbox.grading.scan import Hit, scan
-from sandbox.grading.suite_drive import GRACE, drive, job
+from sandbox.grading.suite_drive import drive, job, longest
 from sandbox.grading.suite_judge import Finding, judge_suite
 from sandbox.grading.suite_patch import Patch, leave_out, select, without_new_tests
 from sandbox.grading.suite_plan import Run, plan
@@ -117,7 +117,7 @@ class SuiteGrader:
         self, task: TaskSpec, hidden: SuiteTests, patch: Patch, runs: Sequence[Run], ours: bool
     ) -> Finding:
         files = {path: text.encode() for path, text in task.files.items()}
-        limits = dataclasses.replace(self._limits, wall=task.tests_timeout + 2 * GRACE)
+        limits = dataclasses.replace(self._limits, wall=2 * longest(task))
         sandbox = await self._provider.create(files, limits, image=task.image)
         try:
             originals = await originals_of(sandbox, patch.files)

@@ -12,12 +12,12 @@ from importlib import resources
 from typing import Any
 
 from sandbox.base import Sandbox
-from sandbox.grading.suite_driver import MARK
+from sandbox.grading.suite_driver import MARK, STRETCH
 from sandbox.grading.suite_patch import Patch
 from sandbox.grading.suite_plan import Run
 from sandbox.tasks.schema import SuiteTests, TaskSpec
 
-GRACE = 60.0  # seconds beside the tests' own: start of the interpreter, files, the end of what was left
+_GRACE = 60.0  # seconds beside the tests' own: start of the interpreter, files, the end of what was left
 _SETTINGS = "PYTHONHASHSEED=0 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONDONTWRITEBYTECODE=1"
 
 
@@ -54,13 +54,18 @@ async def drive(sandbox: Sandbox, task: TaskSpec, request: dict[str, Any]) -> di
     driver, template = (folder.joinpath(f"suite_{name}.py").read_text() for name in ("driver", "template"))
     program = shlex.join([task.image.python or "python3", "-s", "-B", "-c", driver, path, template])
     command = f"(cd / && {_SETTINGS} exec {program})"
-    result = await sandbox.exec(command, task.tests_timeout + GRACE)
+    result = await sandbox.exec(command, longest(task))
     if result.timed_out:
         return {"stopped": "tests timed out"}
     message = authentic(result.output, request["key"])
     if message is None:
         return {"stopped": "out of memory" if result.oom else f"the grader was ended: {result.output[-300:]}"}
     return message
+
+
+def longest(task: TaskSpec) -> float:
+    """Seconds after which even a starved driver has answered."""
+    return STRETCH * task.tests_timeout + _GRACE
 
 
 def authentic(output: str, key: str) -> dict[str, Any] | None:
