@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from sandbox.base import Diff, Limits, RejectedDiff, Sandbox, SandboxError, SandboxProvider
 from sandbox.grading.reference import git_patch, same_results, statuses
-from sandbox.grading.suite import LIMITS, SuiteGrader, originals_of
+from sandbox.grading.suite import LIMITS, SuiteGrader
 from sandbox.grading.suite_plan import by_file
+from sandbox.grading.suite_trial import originals_of
 from sandbox.grading.verdict import Status, Verdict
 from sandbox.tasks.schema import SuiteTests, TaskSpec
 

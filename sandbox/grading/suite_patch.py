@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from sandbox.base import Diff, RejectedDiff
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, check_path
+from sandbox.grading.suite_plan import by_file
 from sandbox.tasks.schema import SuiteTests
 
 MAX_FILE, MAX_TOTAL, MAX_FILES = 2 << 20, 16 << 20, 2000  # bytes, bytes, files
@@ -86,15 +87,16 @@ def _check_hook(path: str) -> None:
 
 
 def _guarded(hidden: SuiteTests) -> tuple[str, ...]:
-    """Folders (with a final slash) whose content is the hidden tests' or the image's alone."""
+    """Files and folders (with a final slash) whose content is the hidden tests' or the image's alone."""
+    tests = {*hidden.files, *by_file([*hidden.fail_to_pass, *hidden.pass_to_pass])}
     folders = set()
-    for path in hidden.files:
+    for path in tests:
         parents = PurePosixPath(path).parents
         # A `testing` inside a package is part of what is tested, as a rule.
         folders |= {
             f"{each}/" for each in parents if _TEST_FOLDER.fullmatch(each.name) or str(each) == "testing"
         }
-    return tuple(sorted(folders))
+    return tuple(sorted(folders | tests))
 
 
 def _left_out(path: str, content: bytes | None, guarded: tuple[str, ...]) -> bool:

@@ -1,10 +1,12 @@
 """Which processes a grading runs, on which files, and what each test must do in it. Pure.
 
-First every file has a run of all its expected ids. Then comes the challenge: the fail-to-pass tests of a
-file, with a few pass-to-pass ones beside them, run in two more processes. Each test is falsified in exactly
-one of the two, drawn at random: there it must fail, in the other it must pass. What to answer is a secret of
-as many bits as there are such tests, which no process inside the sandbox knows. The first runs fail fast, and
-keep falsified tests away from tests that would notice what a failed one leaves behind.
+First every file has a run of all its expected ids. Then, in another sandbox, comes the challenge: the
+fail-to-pass tests of a file, with a few pass-to-pass ones beside them, run in two processes. Each test is
+falsified in exactly one of the two, drawn at random: there it must fail, in the other it must pass. What to
+answer is a secret of as many bits as there are such tests, which no process inside a sandbox knows.
+
+The stages share nothing: what the first one learned of right answers would give the challenge away. Of a
+file's two processes in the challenge the first is blind; that the second may know what it said is no help.
 """
 
 import ast
@@ -37,8 +39,11 @@ class Run:
         return sorted(self.passing | self.failing)
 
 
-def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> list[Run]:
-    """The runs of one grading; different at every call. `unfit`: ids that must not be falsified.
+Stages = tuple[list[Run], list[Run]]
+
+
+def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> Stages:
+    """The stages of one grading; different at every call. `unfit`: ids that must not be falsified.
 
     Raises `ValueError` for a suite without fail-to-pass tests, or an id that names no file.
     """
@@ -46,14 +51,14 @@ def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> list[Run]:
         raise ValueError(f"{hidden.instance_id}: expected at least one fail-to-pass test, got none")
     random, wanted = Random(secrets.randbits(256)), frozenset(hidden.fail_to_pass)
     whole: list[Run] = []
-    challenge: list[Run] = []
+    pairs: list[Sequence[Run]] = []
     for path, ids in by_file([*hidden.fail_to_pass, *hidden.pass_to_pass]).items():
         content = hidden.files.get(path)
         whole.append(_run(path, content, frozenset(ids), (), random))
         if content is not None and not wanted.isdisjoint(ids):
             fit = [unit for unit in units(content, ids) if not set(unit.ids) & set(unfit)]
-            challenge += _challenge(path, content, _chosen(fit, wanted, random), random)
-    return whole + challenge
+            pairs.append(_challenge(path, content, _chosen(fit, wanted, random), random))
+    return whole, [run for half in zip(*filter(None, pairs), strict=True) for run in half]
 
 
 def by_file(ids: Iterable[str]) -> Mapping[str, list[str]]:

@@ -7,7 +7,7 @@ from attacks.inside import ASSERTIONS, ENDINGS, HOGS, LIARS, PROCESSES, REPORTS
 from attacks.outside import FILES, REFUSED
 from grading_project import BROKEN, FIXED, Bench, bench, shop_suite
 
-from sandbox.grading import suite
+from sandbox.grading import suite_trial
 from sandbox.grading.scan import scan
 
 pytestmark = pytest.mark.sandbox
@@ -43,7 +43,7 @@ def shop() -> Iterator[Bench]:
 
 @pytest.fixture
 def without_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "screen", lambda patch, originals: (patch, []))
+    monkeypatch.setattr(suite_trial, "screen", lambda patch, originals: (patch, []))
 
 
 def settled(shop: Bench) -> None:

@@ -57,7 +57,7 @@ def test_sixty_four_at_once_are_judged_as_one_by_one(shop: Bench) -> None:
 
 @pytest.fixture
 def without_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.grading.suite.screen", lambda patch, originals: (patch, []))
+    monkeypatch.setattr("sandbox.grading.suite_trial.screen", lambda patch, originals: (patch, []))
 
 
 def test_waiting_for_a_processor_costs_no_time() -> None:

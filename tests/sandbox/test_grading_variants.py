@@ -240,7 +240,9 @@ def suite(wanted: int, others: int) -> SuiteTests:
 @given(st.integers(1, 12), st.integers(0, 20))
 def test_a_plan_asks_every_wanted_test_both_ways(wanted: int, others: int) -> None:
     hidden = suite(wanted, others)
-    runs = plan(hidden)
+    stages = plan(hidden)
+    assert [len(stage) for stage in stages] == [2, 2]
+    runs = [run for stage in stages for run in stage]
     expected = {*hidden.fail_to_pass, *hidden.pass_to_pass}
     assert [run.path for run in runs] == ["t/test_a.py", "t/test_b.py", "t/test_a.py", "t/test_a.py"]
     assert runs[0].passing | runs[1].passing == expected
@@ -266,9 +268,9 @@ def _passes(test) -> bool:
 
 def test_plans_differ_and_leave_out_what_is_unfit() -> None:
     hidden = suite(6, 6)
-    assert len({tuple(sorted(plan(hidden)[-1].failing)) for _ in range(20)}) > 15
+    assert len({tuple(sorted(plan(hidden)[1][0].failing)) for _ in range(20)}) > 15
     unfit = hidden.fail_to_pass[0]
-    for run in itertools.chain.from_iterable(plan(hidden, unfit={unfit}) for _ in range(20)):
+    for run in itertools.chain.from_iterable(plan(hidden, unfit={unfit})[1] for _ in range(20)):
         assert unfit not in run.failing
 
 
