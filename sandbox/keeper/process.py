@@ -202,6 +202,8 @@ class Keeper:
         try:
             pid = start(program, first=box.inner, slave=slave)
             box.terminals.add(pid)
+            if box.group is not None:  # before anything can be typed
+                box.group.join(pid)
             self._reply(request, {"pid": pid}, fd=master)
         finally:
             os.close(master)

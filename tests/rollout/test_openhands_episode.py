@@ -37,12 +37,12 @@ def call(name: str, **arguments: str) -> str:
 class Namespaces:
     """Leases real sandboxes of the default backend."""
 
-    def __init__(self) -> None:
-        self.provider = NamespaceProvider()
+    def __init__(self, limits: Limits) -> None:
+        self.provider, self.limits = NamespaceProvider(), limits
 
     @asynccontextmanager
     async def lease(self, files: Mapping[str, bytes]):
-        sandbox = await self.provider.create(files, Limits())
+        sandbox = await self.provider.create(files, self.limits)
         try:
             yield sandbox
         finally:
@@ -63,8 +63,11 @@ EPISODE = (
 )
 
 
-async def played(turns: tuple[str, ...]) -> tuple[Trajectory, FakeGrader]:
-    sandboxes, grader = Namespaces(), FakeGrader(FakeProvider())
+async def played(
+    turns: tuple[str, ...],
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> tuple[Trajectory, FakeGrader]:
+    sandboxes, grader = Namespaces(limits), FakeGrader(FakeProvider())
     world = World(
         generator=FakeGenerator(turns, context=20_000),
         sandboxes=sandboxes,
@@ -93,6 +96,18 @@ def test_an_episode_with_all_tools_in_a_real_sandbox() -> None:
     assert seen[1].startswith("app.py\n[ended]\n[directory: /tmp]\n[python: ")
     assert f"     1\t{INSTANCE.repair.source.splitlines()[0]}" in seen[2]
     assert seen[5].startswith(f"/tmp\n{INSTANCE.repair.fixed}") and seen[6].startswith("status 0")
+
+
+HOG = "python3 -c 'x = bytes([1]) * (50 << 20); import time; time.sleep(3)'"
+
+
+@pytest.mark.sandbox
+def test_an_agent_that_uses_up_its_memory_ends_its_episode() -> None:
+    hogs = call("execute_bash", command=f"({HOG} & {HOG} & {HOG} & wait)")
+    made, grader = asyncio.run(
+        played((hogs, call("finish", message="done")), Limits(memory=64 << 20, disk=8 << 20))
+    )
+    assert (made.outcome, made.reward) == (Outcome.SANDBOX_OOM, 0.0) and not grader.diffs
 
 
 RESTLESS = (
