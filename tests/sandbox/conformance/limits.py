@@ -4,7 +4,7 @@ import asyncio
 
 from sandbox.base import Limits, SandboxError
 
-from .core import LIMITS, Stage, case, raises, run, say
+from .core import LIMITS, Stage, case, mark, processes, raises, run, say
 
 _HOG = "python3 -c 'x = []\nwhile True: x.append(b\"1\" * (4 << 20))'"
 _COUNT = (
@@ -13,7 +13,7 @@ _COUNT = (
 )
 
 
-@case()
+@case("process limit")
 async def number_of_processes(stage: Stage) -> None:
     box = await stage.create()
     many = await run(box, "for i in $(seq 60); do sleep 1 & done; echo spawned")
@@ -21,7 +21,7 @@ async def number_of_processes(stage: Stage) -> None:
     assert await say(box, "wait; echo fine") == "fine\n"
 
 
-@case()
+@case("process limit")
 async def fork_bomb(stage: Stage) -> None:
     box = await stage.create()
     assert (await run(box, "for i in $(seq 60); do sleep 0.5 & done")).output  # the limit holds
@@ -42,7 +42,7 @@ async def memory_hog(stage: Stage) -> None:
     assert after.output == "saved\n" and not after.oom
 
 
-@case("oom")
+@case("oom of a child")
 async def children_killed_for_memory_are_reported(stage: Stage) -> None:
     box = await stage.create()
     hog = await run(box, f"({_HOG}); echo went on; false", 60)
@@ -65,6 +65,17 @@ async def many_files_fill_the_disk_too(stage: Stage) -> None:
         count = int((await say(box, _COUNT.format(folder=folder))).split()[-1])
         assert count <= LIMITS.disk // 1_000_000
         assert await say(box, f"rm {folder}/f*; echo fine") == "fine\n"
+
+
+@case("watched")
+async def excesses_end_everything_but_the_files(stage: Stage) -> None:
+    box, number = await stage.create(), mark()
+    many = await box.exec(f"echo x > kept; for i in $(seq 60); do sleep {number} & done; wait", 30)
+    assert many.exit_code == 137 and not many.timed_out and not many.oom
+    assert not processes(number)
+    full = await box.exec("for i in 1 2 3 4; do head -c 4000000 /dev/zero > f$i; done; sleep 60", 30)
+    assert full.exit_code == 137 and not full.timed_out
+    assert await say(box, "cat kept; rm f*") == "x\n"
 
 
 @case()
