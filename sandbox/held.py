@@ -86,10 +86,11 @@ class HeldSandbox(ABC):
             await self._settle()
             if not self._usable:  # an earlier command was cancelled in the middle
                 await self._rebuild()
-            assert self._shell is not None
-            self._usable = False
-            finished = await self._shell.run(command, timeout, limit=self._limits.output)
-            self._usable = finished.exit_code is not None
+            try:
+                finished = await self._run(command, timeout)
+            except SandboxError:  # the shell ended while nobody waited for it, say for want of memory
+                await self._rebuild()
+                finished = await self._run(command, timeout)
             return await self._result(finished)
 
     async def read(self, path: str) -> bytes:
@@ -114,6 +115,13 @@ class HeldSandbox(ABC):
         self._expire()
         assert self._ending is not None
         await asyncio.shield(self._ending)
+
+    async def _run(self, command: str, timeout: float) -> Finished:
+        assert self._shell is not None
+        self._usable = False
+        finished = await self._shell.run(command, timeout, limit=self._limits.output)
+        self._usable = finished.exit_code is not None
+        return finished
 
     async def _result(self, finished: Finished) -> ExecResult:
         self._alive()
