@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from sandbox.archives import show
 from sandbox.base import HOST, Image, Limits, SandboxError
 from sandbox.bubblewrap import WHY_NOT, arguments, group_limits, keeper_config, locate, rlimits
 from sandbox.keeper.client import KeeperClient
@@ -120,7 +121,8 @@ class NamespaceProvider:
                 "disk": limits.disk,
                 "files": sizes,
                 "workdir": image.workdir,
-                "lower": view.lower,
+                "lower": view.lower or view.root,
+                "inside": "" if view.lower else image.workdir,
                 "root": view.root,
                 "targets": [image.workdir, *image.layers],
             }
@@ -141,8 +143,6 @@ class NamespaceProvider:
         prefix = self.python.prefix if image.root is None else None
         root = await self._take(image.root, taken) if image.root else None
         lower = await self._take(image.source, taken) if image.source else None
-        if image.root and not image.source and (image.root / image.workdir.lstrip("/")).is_dir():
-            lower = f"{root}{image.workdir}"
         return View(
             image,
             python=await self._take(prefix, taken, owned=False) if prefix else None,
@@ -170,7 +170,7 @@ class NamespaceProvider:
     def _start_keeper(self) -> tuple[KeeperClient, Shares]:
         if self._keeper is None or self._shares is None:
             keeper = self._keeper = KeeperClient(keeper_config(cgroups=self._cgroups))
-            self._shares = Shares(lambda path, owned: keeper.share(path, owned=owned), keeper.release)
+            self._shares = Shares(lambda path, owned: show(keeper, path, owned), keeper.release)
         return self._keeper, self._shares
 
 

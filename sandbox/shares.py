@@ -45,9 +45,10 @@ class Shares:
         share.users += 1
         try:
             await asyncio.shield(share.shown)
-        except OSError as error:
+        except (OSError, SandboxError) as error:
             self._shares.pop(key, None)
-            raise SandboxError(f"image: {path} cannot be shown to sandboxes: {error.strerror}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise SandboxError(f"image: {path} cannot be shown to sandboxes: {reason}") from error
         except BaseException:
             share.users -= 1
             raise

@@ -38,11 +38,16 @@ def check(image: Image) -> None:
     for key, path in (("workdir", image.workdir), *((f"layers[{p!r}]", p) for p in image.layers)):
         if path == "/" or not path.startswith("/") or posixpath.normpath(path) != path:
             raise SandboxError(f"image {key}: expected a normal absolute path other than /, got {path!r}")
-    folders = [("source", image.source), ("root", image.root)]
-    folders += [(f"layers[{path!r}]", source) for path, source in image.layers.items()]
-    for key, folder in folders:
-        if folder is not None and not folder.is_dir():
-            raise SandboxError(f"image {key}: expected a directory, got {folder}; build the image first")
+    for key, path in (("source", image.source), ("root", image.root)):
+        if path is not None and not (path.is_dir() or path.is_file()):
+            raise _missing(key, "a directory, squashfs or SIF file", path)
+    for target, path in image.layers.items():
+        if not path.is_dir():
+            raise _missing(f"layers[{target!r}]", "a directory", path)
+
+
+def _missing(key: str, expected: str, path: Path) -> SandboxError:
+    return SandboxError(f"image {key}: expected {expected}, got {path}; build the image first")
 
 
 def root_arguments(view: View) -> list[str]:

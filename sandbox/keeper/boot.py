@@ -32,6 +32,7 @@ def main(config: dict[str, Any]) -> None:
     if keeper := os.fork():
         os.close(config["control"])
         porter.serve(os.pidfd_open(keeper))
+        porter.close()
         os.waitpid(keeper, 0)
         if groups is not None:
             groups.remove()

@@ -77,6 +77,10 @@ class Box:
         """Removes what is left of a sandbox that ended."""
         self.disk.close()
         os.close(self.counter)
+        self.remove_group()
+
+    def remove_group(self) -> None:
+        """Removes the control group, which would outlive the keeper."""
         if self.group is not None:
             self.group.remove()
 

@@ -52,6 +52,13 @@ class KeeperClient:
         header = {"op": "share", "path": path, "owned": owned}
         return (await self._channels["porter"].call(header))[0]["path"]
 
+    async def open_archive(self, path: str, *, offset: int, squashfuse: str | None) -> str:
+        """Where the keeper sees the content of a squashfs. Raises like `call`."""
+        if "porter" not in self._channels:
+            raise PermissionError(1, "only root can mount it")
+        header = {"op": "open", "path": path, "offset": offset, "squashfuse": squashfuse}
+        return (await self._channels["porter"].call(header))[0]["path"]
+
     async def release(self, shown: str) -> None:
         """Takes back what `share` gave, once no sandbox uses it."""
         if "porter" in self._channels:

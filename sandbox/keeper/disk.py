@@ -23,15 +23,14 @@ class Disk:
     holds what was written, or everything if `whole`; `lower` (-1: none) is the image's tree.
     """
 
-    def __init__(self, stage: str, name: str, *, size: int, lower: str | None) -> None:
+    def __init__(self, stage: str, name: str, *, size: int, lower: int) -> None:
         self.place, self._disk = f"{stage}/{name}", f"{stage}/{name}.disk"
-        self.upper = self.lower = self.work = -1
+        self.upper = self.work = -1
+        self.lower = lower
         self._mounted: list[str] = []
         try:
-            if lower is not None:
-                self.lower = _folder(lower)
             # The kernel refuses to take over a file whose owner has no id in this namespace.
-            self.whole = lower is None or os.fstat(self.lower).st_uid != os.getuid() or not _xattrs(stage)
+            self.whole = lower < 0 or os.fstat(self.lower).st_uid != os.getuid() or not _xattrs(stage)
             self._make(size)
         except BaseException:
             self.close()

@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 
 from sandbox.keeper import mounts
+from sandbox.keeper.archives import end_program, mount_archive
 from sandbox.keeper.wire import Header, Unpacker, pack
 
 
@@ -22,6 +23,7 @@ class Porter:
         self._unpacker, self._numbers = Unpacker(), itertools.count()
         self._maps: dict[tuple[int, int], int] = {}
         self._private = True
+        self._programs: dict[str, int] = {}  # squashfuse by the path that it serves
 
     def prepare(self) -> str:
         """Makes the private mount namespace. Returns where the keeper may mount.
@@ -54,14 +56,21 @@ class Porter:
             for header, _ in self._unpacker.feed(data):
                 self._control.sendall(pack({"id": header["id"], **self._answer(header)}))
 
+    def close(self) -> None:
+        """Ends what still serves mounts."""
+        for pid in self._programs.values():
+            end_program(pid)
+
     def _answer(self, header: Header) -> Header:
         try:
             if header["op"] == "share":
                 return {"path": self._share(header["path"], header["owned"])}
+            if header["op"] == "open":
+                return {"path": self._open(header["path"], header["offset"], header["squashfuse"])}
             self._release(header["path"])
             return {}
         except OSError as error:
-            return {"errno": error.errno, "error": f"{header['path']}: {error.strerror}"}
+            return {"errno": error.errno, "error": error.strerror}
 
     def _share(self, path: str, owned: bool) -> str:
         """Shows `path` below the stage; `owned`: as if its owner were the keeper's user."""
@@ -69,15 +78,30 @@ class Porter:
             return _reachable(path)
         tree = mounts.clone_tree(path)
         try:
-            info = os.fstat(tree)
             if owned:
-                self._own(tree, info)
+                self._own(tree, os.fstat(tree))
             target = f"{self._stage}/{next(self._numbers)}"
-            os.mkdir(target) if os.path.isdir(path) else os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC))
+            os.mkdir(target)
             mounts.attach(tree, target)
             return target
         finally:
             os.close(tree)
+
+    def _open(self, path: str, offset: int, squashfuse: str | None) -> str:
+        """Shows what is in a squashfs archive, as `_share` does with `owned`."""
+        if not self._private:
+            raise PermissionError(1, "root may not mount here")
+        place = f"{self._stage}/{next(self._numbers)}"
+        os.mkdir(place)
+        try:
+            pid = mount_archive(path, place, offset=offset, squashfuse=squashfuse)
+            shown = self._share(place, True)
+            mounts.detach(place)  # its clone, whose owner is another, stays
+            if pid:
+                self._programs[shown] = pid
+        finally:
+            os.rmdir(place)
+        return shown
 
     def _own(self, tree: int, info: os.stat_result) -> None:
         if info.st_uid == self._uid:
@@ -94,7 +118,9 @@ class Porter:
     def _release(self, path: str) -> None:
         if self._private:
             mounts.detach(path)
-            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+            os.rmdir(path)
+            if pid := self._programs.pop(path, 0):
+                end_program(pid)
 
 
 def _reachable(path: str) -> str:

@@ -18,7 +18,7 @@ from sandbox.keeper.box import Box, bubblewrap_arguments, readable
 from sandbox.keeper.cgroups import Groups
 from sandbox.keeper.changes import changes
 from sandbox.keeper.disk import Disk
-from sandbox.keeper.files import read_file, write_file
+from sandbox.keeper.files import open_in, read_file, write_file
 from sandbox.keeper.roots import root_arguments
 from sandbox.keeper.terminal import Program, kill_tree, open_pair, start
 from sandbox.keeper.watchdog import PERIOD, Watchdog
@@ -55,7 +55,7 @@ class Keeper:
             for box in self._boxes.values():
                 if box.running:
                     box.ended()
-                box.forget()
+                box.remove_group()  # the disks end with this process
 
     def _receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16)
@@ -102,7 +102,7 @@ class Keeper:
         """The sandbox of that number: a new one with its first files, or the one that is rebuilt."""
         number = request["sandbox"]
         if number not in self._boxes:
-            disk = Disk(self._stage, str(number), size=request["disk"], lower=request["lower"])
+            disk = Disk(self._stage, str(number), size=request["disk"], lower=_lower(request))
             group = self._groups.make(str(number), request["limits"]) if self._groups else None
             counter = group.open_counter() if group else os.memfd_create("counter")
             box = Box(disk, request["workdir"], request["memory"], group, counter)
@@ -221,6 +221,22 @@ class Keeper:
         if box is None:
             raise OSError(errno.ESRCH, f"sandbox {request['sandbox']} is gone")
         return box
+
+
+def _lower(request: Header) -> int:
+    """Descriptor of the tree below the working directory: an image's source, or a folder in its root."""
+    if request["lower"] is None:
+        return -1
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    top = os.open(request["lower"], flags)
+    if not request["inside"]:
+        return top
+    try:
+        return open_in(top, request["inside"], flags)
+    except FileNotFoundError:
+        return -1
+    finally:
+        os.close(top)
 
 
 def _spawn(program: str, arguments: list[str], rules: str, fds: tuple[int, int, int, int]) -> int:
