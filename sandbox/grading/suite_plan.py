@@ -1,9 +1,10 @@
 """Which processes a grading runs, on which files, and what each test must do in it. Pure.
 
 First every file has a run of all its expected ids. Then, in another sandbox, comes the challenge: the
-fail-to-pass tests of a file, with a few pass-to-pass ones beside them, run in two processes. Each test is
-falsified in exactly one of the two, drawn at random: there it must fail, in the other it must pass. What to
-answer is a secret of as many bits as there are such tests, which no process inside a sandbox knows.
+fail-to-pass tests of a file, with a few pass-to-pass ones beside them, run in two processes. Each test that
+can be falsified is so in exactly one of the two, drawn at random: there it must fail, in the other it must
+pass. What to answer is a secret of as many bits as there are such tests, which no process inside a sandbox
+knows.
 
 The stages share nothing: what the first one learned of right answers would give the challenge away. Of a
 file's two processes in the challenge the first is blind; that the second may know what it said is no help.
@@ -57,7 +58,8 @@ def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> Stages:
         whole.append(_run(path, content, frozenset(ids), (), random))
         if content is not None and not wanted.isdisjoint(ids):
             fit = [unit for unit in units(content, ids) if not set(unit.ids) & set(unfit)]
-            pairs.append(_challenge(path, content, _chosen(fit, wanted, random), random))
+            chosen = _chosen(fit, wanted, random)
+            pairs.append(_challenge(path, content, wanted.intersection(ids), chosen, random))
     return whole, [run for half in zip(*filter(None, pairs), strict=True) for run in half]
 
 
@@ -72,11 +74,14 @@ def by_file(ids: Iterable[str]) -> Mapping[str, list[str]]:
     return found
 
 
-def _challenge(path: str, content: bytes, chosen: Sequence[Unit], random: Random) -> list[Run]:
+def _challenge(
+    path: str, content: bytes, wanted: frozenset[str], chosen: Sequence[Unit], random: Random
+) -> list[Run]:
+    """Two runs of the wanted tests and the chosen ones, of which each has one half falsified."""
     if not chosen:
         return []
     half = (len(chosen) + random.randint(0, 1)) // 2
-    ids = frozenset(each for unit in chosen for each in unit.ids)
+    ids = wanted.union(*(unit.ids for unit in chosen))
     return [_run(path, content, ids, part, random) for part in (chosen[:half], chosen[half:])]
 
 

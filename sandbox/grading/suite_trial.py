@@ -9,7 +9,8 @@ from typing import Any
 
 from sandbox.base import Limits, Sandbox, SandboxError, SandboxProvider
 from sandbox.grading.scan import Hit, scan
-from sandbox.grading.suite_drive import drive, job, longest
+from sandbox.grading.suite_drive import GRACE, drive, job
+from sandbox.grading.suite_driver import STRETCH
 from sandbox.grading.suite_judge import Finding, judge_suite
 from sandbox.grading.suite_patch import Patch, leave_out, without_new_tests
 from sandbox.grading.suite_plan import Run, by_file
@@ -103,7 +104,7 @@ class Trial:
     @asynccontextmanager
     async def _sandbox(self) -> AsyncIterator[Sandbox]:
         files = {path: text.encode() for path, text in self.task.files.items()}
-        limits = dataclasses.replace(self._limits, wall=2 * longest(self.task))
+        limits = dataclasses.replace(self._limits, wall=2 * STRETCH * self.task.tests_timeout + 2 * GRACE)
         sandbox = await self._provider.create(files, limits, image=self.task.image)
         try:
             yield sandbox

@@ -266,6 +266,16 @@ def _passes(test) -> bool:
     return True
 
 
+def test_what_cannot_be_falsified_is_challenged_as_it_is() -> None:
+    text = b"def test_a():\n    for n in (1, 2):\n        assert n\n\n\ndef test_b():\n    assert 1 == 1\n"
+    ids = ("t.py::test_a", "t.py::test_b")
+    hidden = SuiteTests(instance_id="x", files={"t.py": text}, fail_to_pass=ids, pass_to_pass=())
+    for run in plan(hidden)[1]:
+        assert ids[0] in run.passing and ids[1] in run.passing | run.failing
+    only = SuiteTests(instance_id="x", files={"t.py": text}, fail_to_pass=ids[:1], pass_to_pass=())
+    assert plan(only)[1] == []  # nothing would be secret
+
+
 def test_plans_differ_and_leave_out_what_is_unfit() -> None:
     hidden = suite(6, 6)
     assert len({tuple(sorted(plan(hidden)[1][0].failing)) for _ in range(20)}) > 15
