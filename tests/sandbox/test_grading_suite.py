@@ -131,3 +131,45 @@ def test_bad_suites_are_refused(shop: Bench) -> None:
     ):
         with pytest.raises(ValueError, match="expected"):
             shop.fresh().grade({"shop/sums.py": FIXED}, suite)
+
+
+OWN = "def test_own():\n    assert total([5]) == 5\n"
+LOOSE = b"""
+
+class Loose:
+    def __eq__(self, other):
+        return True
+
+
+def test_loose():
+    assert Loose() == 5
+"""
+
+
+def test_a_test_that_cannot_be_falsified_accuses_nobody(shop: Bench) -> None:
+    """Its falsified form passes with the known fix, too: it is left as it is from then on."""
+    wanted = (*HIDDEN.fail_to_pass, f"{PATH}::test_loose")
+    hidden = dataclasses.replace(HIDDEN, files={PATH: SUITE + LOOSE}, fail_to_pass=wanted)
+    fresh = shop.fresh()
+    for number in range(2):
+        verdict = fresh.grade({"shop/sums.py": FIXED + f"# {number}\n"}, hidden)
+        assert verdict.status == "resolved", verdict
+    assert fresh.grader._unfit == {"shop": {f"{PATH}::test_loose"}}
+    blind = dataclasses.replace(hidden, reference={})
+    assert shop.fresh().grade({"shop/sums.py": FIXED}, blind).status == "tampering"  # nothing excuses it
+
+
+def test_test_files_that_only_the_image_has_are_guarded_and_challenged(shop: Bench) -> None:
+    task = shop.task({**FILES, "checks/test_own.py": "from shop.sums import total\n\n\n" + OWN})
+    hidden = SuiteTests(
+        instance_id="shop",
+        files={},
+        fail_to_pass=("checks/test_own.py::test_own",),
+        pass_to_pass=(),
+    )
+    weak = "def test_own():\n    pass\n"
+    fresh = shop.fresh()
+    assert fresh.grade({"checks/test_own.py": weak, "README.md": "x"}, hidden, task).status == "unresolved"
+    assert fresh.grade({"checks/test_own.py": weak, "shop/sums.py": FIXED}, hidden, task).status == "resolved"
+    lie = "class Any(int):\n    __eq__ = lambda *_: not False\n\ndef total(prices): return Any()\n"
+    assert fresh.grade({"shop/sums.py": lie}, hidden, task).status == "tampering"
