@@ -8,7 +8,7 @@ HF := .cache/hf
 ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines parity bench-model lint starting-checkpoint \
-	bench lock clean
+	bench bench-sandbox lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -60,6 +60,9 @@ starting-checkpoint: $(READY)  ## the quickstart's starting checkpoint anew: abo
 
 bench: $(READY)  ## kernel benchmarks on this machine
 	$(PY) -m kernels.bench $(ARGS)
+
+bench-sandbox: $(READY)  ## sandboxes on this machine: starts, many at once, 10,000 cycles without a leak
+	$(PY) tools/bench_sandbox.py $(ARGS)
 
 lock: $(READY)  ## new pins and hashes for every platform
 	$(PY) tools/lock.py $(ARGS)

@@ -1,6 +1,8 @@
 """SIF files: the root is found, and what is no whole SIF file is explained."""
 
 import platform
+import shutil
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,3 +88,27 @@ def test_other_files_are_no_sif(tmp_path: Path, content: bytes) -> None:
         open_partition(path)
     with pytest.raises(SandboxError, match="cannot be read"):
         open_partition(tmp_path / "missing")
+
+
+@pytest.mark.slow
+def test_files_of_the_reference_tool(tmp_path: Path) -> None:
+    """What `siftool` writes is read, and what the tests write is read by `siftool`."""
+    if not all(map(shutil.which, ("siftool", "mksquashfs"))):
+        pytest.skip("siftool or mksquashfs is missing: install Debian's siftool and squashfs-tools")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_text("content")
+    root, made, ours = (str(tmp_path / name) for name in ("root.squashfs", "made.sif", "ours.sif"))
+    code = {"x86_64": "2", "aarch64": "4"}[platform.machine()]
+    options = ["--datatype", "4", "--parttype", "2", "--partfs", "1", "--partarch", code]
+    for command in (
+        ["mksquashfs", str(tmp_path / "tree"), root, "-quiet"],
+        ["siftool", "new", made],
+        ["siftool", "add", *options, made, root],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    content = Path(root).read_bytes()
+    offset, size, _ = open_partition(Path(made))
+    assert Path(made).read_bytes()[offset : offset + size] == content
+    write_sif(Path(ours), [LABELS, Item(content)])
+    dumped = subprocess.run(["siftool", "dump", "2", ours], check=True, capture_output=True)
+    assert dumped.stdout == content
