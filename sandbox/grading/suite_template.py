@@ -28,6 +28,8 @@ def encode(message):
 
 def reporter(pytest, request, fd):
     """A pytest plugin that keeps the wanted tests and reports every phase of each."""
+    from _pytest.reports import TestReport
+
     write, dumps, wanted, nonce = os.write, json.dumps, set(request["ids"]), request["nonce"]
 
     class Reporter:
@@ -39,7 +41,7 @@ def reporter(pytest, request, fd):
                 items[:] = [item for item in items if item.nodeid in wanted]
 
         def pytest_runtest_logreport(self, report):
-            phase = report.when if type(report) is pytest.TestReport else "part"
+            phase = report.when if type(report) is TestReport else "part"
             outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
             for name in ("last_exc", "last_value", "last_traceback", "last_type"):
                 sys.__dict__.pop(name, None)  # a failed test must not keep its objects alive

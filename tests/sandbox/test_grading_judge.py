@@ -1,7 +1,9 @@
 """What the trusted side makes of records, patches and findings. Nothing here runs."""
 
+import ast
 import json
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -253,3 +255,9 @@ def test_a_script_of_the_agent_is_left_out_and_a_hidden_helper_accused() -> None
     used = {"shop/sums.py": b"import check_it\n" + BROKEN.encode(), "check_it.py": script}
     patch, hits = screen(select(shop_suite(), Diff(files=used)), before)
     assert [hit.path for hit in hits] == ["check_it.py"]
+
+
+@pytest.mark.parametrize("name", ["suite_driver", "suite_template"])
+def test_what_runs_inside_reads_as_an_old_python(name: str) -> None:
+    source = resources.files("sandbox.grading").joinpath(f"{name}.py").read_text()
+    ast.parse(source, feature_version=(3, 7))

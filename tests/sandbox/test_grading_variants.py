@@ -65,6 +65,7 @@ UNCERTAIN = [
     "with pytest.raises():\n        pass",
     "with pytest.raises(BaseException):\n        raise KeyError",
     "assert True",
+    "assert f'{1}' == str(1)",
     "print(1)",
     "try:\n        assert 1\n    finally:\n        pass",
 ]
