@@ -1,14 +1,15 @@
 """A small project for the grading tests: its bug, its hidden suite, and an image that has pytest."""
 
 import asyncio
+import atexit
 import compileall
 import importlib.util
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -138,13 +139,21 @@ class Bench:
         return self.runner.run(self.grader.grade(task or self.task(), hidden, diff))
 
 
+@cache
+def _layer() -> Path:
+    """One layer for all tests of this process, removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="grading-layer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    build_layer(folder)
+    return folder
+
+
 @contextmanager
 def bench() -> Iterator[Bench]:
-    """A bench whose sandboxes, layer and loop end with the block."""
-    with tempfile.TemporaryDirectory(prefix="grading-layer-") as folder, asyncio.Runner() as runner:
-        build_layer(Path(folder))
-        image = Image(layers={"/opt/env": Path(folder)}, environment={"PYTHONPATH": "/opt/env"})
-        made = Bench(runner, cast(SandboxProvider, NamespaceProvider()), image)
+    """A bench whose sandboxes and loop end with the block."""
+    image = Image(layers={"/opt/env": _layer()}, environment={"PYTHONPATH": "/opt/env"})
+    with asyncio.Runner() as runner:
+        made = Bench(runner, NamespaceProvider(), image)
         try:
             yield made
         finally:
