@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,8 +66,13 @@ def _release() -> str:
 
 
 @contextmanager
-def running(name: str, command: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The address of an engine's socket, while it runs. Raises `RuntimeError` with its log if it ends."""
+def running(
+    name: str, command: Sequence[str], folder: Path, environment: dict[str, str], *, groups: str
+) -> Iterator[str]:
+    """The address of an engine's socket, while it runs. `groups` names the parent of its control groups.
+
+    Raises `RuntimeError` with its log if it ends by itself.
+    """
     address, log = folder / "api.sock", folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -85,6 +90,7 @@ def running(name: str, command: Sequence[str], folder: Path, environment: dict[s
         process.kill()  # unshare's child, the first process of the namespace, is killed with it
         process.wait()
         _wait_until_gone(str(folder))
+        _remove_groups(groups)
 
 
 @contextmanager
@@ -92,8 +98,9 @@ def dockerd(folder: Path) -> Iterator[str]:
     """A Docker daemon whose data lies in `folder`."""
     command = ["dockerd", "-H", f"unix://{folder}/api.sock", "--data-root", f"{folder}/data"]
     command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid", "--bridge=none"]
-    command += ["--iptables=false", "--ip6tables=false", f"--cgroup-parent=/jaxrl-docker-{os.getpid()}"]
-    with running("dockerd", command, folder, {}) as address:
+    groups = f"jaxrl-docker-{os.getpid()}"
+    command += ["--iptables=false", "--ip6tables=false", f"--cgroup-parent=/{groups}"]
+    with running("dockerd", command, folder, {}, groups=groups) as address:
         yield address
 
 
@@ -105,7 +112,8 @@ def podman(folder: Path) -> Iterator[str]:
     command = ["podman", "--root", f"{folder}/data", "--runroot", f"{folder}/run"]
     command += ["--tmpdir", f"{folder}/tmp", "--network-config-dir", f"{folder}/net"]
     command += ["system", "service", "--time=0", f"unix://{folder}/api.sock"]
-    with running("podman", command, folder, {"CONTAINERS_CONF": str(conf)}) as address:
+    environment = {"CONTAINERS_CONF": str(conf)}
+    with running("podman", command, folder, environment, groups="libpod_parent") as address:
         yield address
 
 
@@ -156,6 +164,17 @@ def _wait_until_gone(mark: str) -> None:
     """Until no process names the engine's folder any more: only then can it be removed."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and any(_mentions(path, mark) for path in Path("/proc").glob("[0-9]*")):
+        time.sleep(0.05)
+
+
+def _remove_groups(name: str) -> None:
+    """Empty control groups, once the last processes have left them. Those of another engine stay."""
+    top, deadline = Path("/sys/fs/cgroup"), time.monotonic() + 3
+    while (left := [*top.glob(name), *top.glob(f"*/{name}")]) and time.monotonic() < deadline:
+        for parent in left:
+            for folder, _, _ in os.walk(parent, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(folder)
         time.sleep(0.05)
 
 

@@ -49,7 +49,9 @@ def _left_in(address: str) -> set[str]:
 
 
 def _fake_apptainer() -> Path:
-    """A command that takes Apptainer's flags, and an image beside it."""
+    """A command that takes Apptainer's flags, and an image beside it; a killed owner's is its parent's."""
+    if inherited := os.environ.get("FAKE_APPTAINER"):
+        return Path(inherited)
     folder = Path(tempfile.mkdtemp(prefix="fake-apptainer-"))
     atexit.register(shutil.rmtree, folder)
     script = Path(__file__).parents[1] / "fake_apptainer.py"
@@ -60,6 +62,7 @@ def _fake_apptainer() -> Path:
     )
     command.chmod(0o755)
     (folder / "image.sif").touch()
+    os.environ["FAKE_APPTAINER"] = str(command)
     return command
 
 
