@@ -81,6 +81,7 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
+            cwd=folder,  # podman's monitor leaves a file there when memory runs out
             start_new_session=True,
         )
     try:
