@@ -41,14 +41,17 @@ def units(content: bytes, ids: Sequence[str]) -> list[Unit]:
         return []
     scopes, uses = _scopes(tree), _uses(tree)
     found: dict[int, tuple[Function, list[str]]] = {}
+    shared: set[int] = set()
     for each in ids:
         function = _resolve(scopes, each)
         if function is not None:
             found.setdefault(id(function), (function, []))[1].append(each)
+        else:
+            shared |= {id(function) for function in _perhaps(scopes, each)}
     return [
         Unit(function, tuple(run))
         for function, run in found.values()
-        if uses[function.name] == 0 and _suitable(function)
+        if id(function) not in shared and uses[function.name] == 0 and _suitable(function)
     ]
 
 
@@ -122,6 +125,18 @@ def _resolve(scopes: Scopes, node_id: str) -> Function | None:
             return None
         scope = bases[0]
     return None
+
+
+def _perhaps(scopes: Scopes, node_id: str) -> list[Function]:
+    """Functions that an unsure node id may run: of its class, or of whatever that may inherit from."""
+    _, *parts = node_id.split("[")[0].split("::")
+    reached, todo = set[str](), parts[:-1] or [""]
+    while todo:
+        scope = todo.pop()
+        if scope in scopes and scope not in reached:
+            reached.add(scope)
+            todo += scopes[scope][0]
+    return [function for scope in reached for function in scopes[scope][1].get(parts[-1], ())]
 
 
 def _uses(tree: ast.Module) -> Counter[str]:

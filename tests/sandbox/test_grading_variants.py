@@ -190,6 +190,19 @@ class Second(First):
         self.assertEqual(2, 2)
 
 
+class Mixed(Mixin, Second):
+    pass
+
+
+class Lonely:
+    def test_mixed_in(self):
+        assert 1 == 1
+
+
+class Heir(Mixin, Lonely):
+    pass
+
+
 class Third(Base):
     def test_mine(self):
         assert 1 == 1
@@ -204,7 +217,15 @@ def test_units_are_functions_whose_ids_are_certain() -> None:
     ids = [
         *("test_plain", "test_many[1]", "test_many[2]", "test_early", "test_drawn", "test_twice"),
         *("test_aliased", "test_alias", "First::test_own", "First::test_shared", "Second::test_own"),
-        *("Second::test_shared", "Third::test_mine", "Third::test_of_base", "test_async", "test_unknown"),
+        *(
+            "Second::test_shared",
+            "Third::test_mine",
+            "Third::test_of_base",
+            "Lonely::test_mixed_in",
+            "Heir::test_mixed_in",
+            "test_async",
+            "test_unknown",
+        ),
     ]
     found = {
         tuple(each.removeprefix("a.py::") for each in unit.ids)
