@@ -11,6 +11,8 @@ from sandbox.tasks.mutation.module import Edit, UnsupportedSourceError
 from sandbox.tasks.mutation.sites import edits, in_turn, is_mutation
 from sandbox.tasks.probe.client import FileRun, Prober, Reason
 
+_LEAST = 2.0  # seconds that any test file may take: the machine may be busy
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -24,7 +26,7 @@ class Rules:
 
     seed: int = 0
     timeout: float = 10.0
-    slower: float = 5.0
+    slower: float = 10.0
     budget: float = 4.0
     most_failures: int = 30
     share: float = 0.6
@@ -81,7 +83,7 @@ async def _examine(
     rules: Rules,
 ) -> Found | None:
     slowest = max(baseline.seconds[test] for test in tests)
-    timeout = min(rules.timeout, 1 + rules.slower * slowest)
+    timeout = min(rules.timeout, _LEAST + rules.slower * slowest)
     first = await prober.run(tests, changed, timeout=timeout)
     failing = _failing(first, baseline)
     if failing is None or not _fits(failing, baseline, rules):
