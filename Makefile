@@ -58,6 +58,9 @@ lint: $(READY)  ## ruff, pyright, import layers, size report
 starting-checkpoint: $(READY)  ## the quickstart's starting checkpoint anew: about 10 minutes
 	$(PY) tools/make_starting_checkpoint.py $(ARGS)
 
+validate-tasks: $(READY)  ## proves every committed project task: about an hour of one core
+	$(PY) -m sandbox.tasks validate $(ARGS)
+
 bench: $(READY)  ## kernel benchmarks on this machine
 	$(PY) -m kernels.bench $(ARGS)
 

@@ -49,11 +49,7 @@ async def compare_releases(
     if problem := _too_large(pair, sizes):
         tell(f"{name}: {problem}")
         return None
-    prober = Prober(provider, environment_image(environment, source=pair.old))
-    try:
-        broken, fixed = await _both(prober, pair)
-    finally:
-        await prober.close()
+    broken, fixed = await _both(Prober(provider, environment_image(environment, source=pair.old)), pair)
     failing, passing, reasons = _verdicts(pair, broken, fixed)
     changes = [(path, _bytes(pair.old / path), _bytes(pair.new / path)) for path in pair.code]
     told = harmless(reasons, changes)
@@ -61,6 +57,7 @@ async def compare_releases(
         tell(f"{name}: {len(failing)} tests fail before and pass after, {len(told)} of them tell no cause")
         return None
     tell(f"{name}: {len(failing)} fail to pass, {len(passing)} pass to pass")
+    problem = write_issue(before.name, told, doc_lines(pair.old, before.code_files(pair.old)))
     tests = [path for path in pair.tests if any(node.startswith(f"{path}::") for node in failing)]
     return ReleaseRecipe(
         instance_id=f"{before.key}__{hashlib.sha256(name.encode()).hexdigest()[:10]}",
@@ -70,7 +67,7 @@ async def compare_releases(
         tests=tests,
         fail_to_pass=sorted(failing),
         pass_to_pass=sorted(node for node in passing if node.split("::")[0] in tests),
-        problem=write_issue(before.name, told, doc_lines(pair.old, before.code_files(pair.old))),
+        problem=problem,
         seconds=round(sum(fixed[0][path].seconds for path in tests), 2),
     )
 
@@ -99,11 +96,14 @@ def _too_large(pair: _Pair, sizes: Sizes) -> str | None:
 
 
 async def _both(prober: Prober, pair: _Pair) -> tuple[list[dict[str, FileRun]], list[dict[str, FileRun]]]:
-    """Runs of the new tests on the old code and on the new."""
+    """Runs of the new tests on the old code and on the new; closes `prober`."""
     tests = {path: _text(pair.new / path) for path in (*pair.tests, *pair.support)}
     code = {path: _text(pair.new / path) for path in pair.code}
-    broken = [await prober.run(pair.tests, tests, timeout=_TIMEOUT) for _ in range(_RUNS)]
-    fixed = [await prober.run(pair.tests, tests | code, timeout=_TIMEOUT) for _ in range(_RUNS)]
+    try:
+        broken = [await prober.run(pair.tests, tests, timeout=_TIMEOUT) for _ in range(_RUNS)]
+        fixed = [await prober.run(pair.tests, tests | code, timeout=_TIMEOUT) for _ in range(_RUNS)]
+    finally:
+        await prober.close()
     return broken, fixed
 
 
