@@ -1,9 +1,10 @@
-"""Task sets: python -m sandbox.tasks build|validate|show|find
+"""Task sets: python -m sandbox.tasks build|validate|show|find|reword
 
     build     makes every repository and environment that the definitions need
     validate  proves each task: the known fix passes, the unchanged tree fails, twice
     show      lists the tasks, or prints one as an agent sees it
     find      looks for new tasks in a project (mutation) or in two of its releases (release_diff)
+    reword    writes the issue texts anew, from how the hidden tests fail
 
 Definitions lie in configs/tasks; --definitions names another folder. `show` and `build` take --r2e FILE
 --images FOLDER instead, for the benchmark's rows: build then lists the images that are missing.
@@ -22,7 +23,7 @@ from sandbox.images.environment import ImageBuildError
 from sandbox.namespace import NamespaceProvider
 from sandbox.tasks.build import Definitions
 from sandbox.tasks.catalog import CatalogError
-from sandbox.tasks.find import find_mutations, find_release_pair
+from sandbox.tasks.find import find_mutations, find_release_pair, reword_recipes
 from sandbox.tasks.mutation.search import Rules
 from sandbox.tasks.r2e_gym import Expected, R2EGymTasks, RowsError
 from sandbox.tasks.recipes import Recipe
@@ -124,6 +125,12 @@ def _find(options: argparse.Namespace) -> int:
     return asyncio.run(find_release_pair(definitions, before, after, tell))
 
 
+def _reword(options: argparse.Namespace) -> int:
+    definitions, recipes = _chosen(options)
+    asyncio.run(reword_recipes(definitions, recipes, tell))
+    return 0
+
+
 def _rows(options: argparse.Namespace) -> R2EGymTasks:
     if options.images is None:
         raise RowsError(f"{options.r2e}: expected --images with the folder of its SIF files")
@@ -142,19 +149,22 @@ def _chosen(options: argparse.Namespace) -> tuple[Definitions, list[Recipe]]:
     return definitions, [recipe for recipe in recipes if not options.ids or recipe.instance_id in options.ids]
 
 
+_OF_RECIPES = {"build": _build, "validate": _validate, "show": _show, "reword": _reword}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sandbox.tasks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run in (("build", _build), ("validate", _validate), ("show", _show)):
+    for name, run in _OF_RECIPES.items():
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         command.add_argument("ids", nargs="*", help="instance ids; all without")
         if name == "validate":
             command.add_argument("--report", type=Path, default=Path("runs/tasks/validation.jsonl"))
             command.add_argument("--jobs", type=int, default=2, help="tasks at a time (default 2)")
-        else:
+        elif name != "reword":
             _add_rows(command)
     find = commands.add_parser("find")
     find.set_defaults(run=_find)

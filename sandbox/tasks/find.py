@@ -9,6 +9,7 @@ from sandbox.tasks.mutation.campaign import harvest
 from sandbox.tasks.mutation.search import Rules
 from sandbox.tasks.recipes import Recipe, load_recipes, load_suites, save_recipes, save_suites
 from sandbox.tasks.release_diff import compare_releases
+from sandbox.tasks.reword import reword
 
 Tell = Callable[[str], None]
 
@@ -46,6 +47,17 @@ async def find_release_pair(definitions: Definitions, before: str, after: str, t
         await provider.close()
     _add(definitions.folder / "release_diff.jsonl", [recipe] if recipe else [])
     return int(recipe is None)
+
+
+async def reword_recipes(definitions: Definitions, recipes: Sequence[Recipe], tell: Tell) -> None:
+    """Saves `recipes` with issue texts written anew."""
+    provider = NamespaceProvider()
+    try:
+        reworded = await reword(provider, definitions, recipes, tell)
+    finally:
+        await provider.close()
+    for kind in sorted({recipe.kind for recipe in reworded}):
+        _add(definitions.folder / f"{kind}.jsonl", [recipe for recipe in reworded if recipe.kind == kind])
 
 
 def _add(path: Path, recipes: Iterable[Recipe]) -> None:

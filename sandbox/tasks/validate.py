@@ -73,8 +73,8 @@ async def validate(
 
 
 def mark(recipe: Recipe) -> str:
-    """Hash of a definition."""
-    return sha256(recipe.model_dump_json().encode())
+    """Hash of a definition, but for its issue text: that is no part of what is proven."""
+    return sha256(recipe.model_dump_json(exclude={"problem"}).encode())
 
 
 def _proven(recipe: Recipe, known: dict[str, Proof]) -> bool:

@@ -12,7 +12,7 @@ from sandbox.grading.suite import SuiteGrader
 from sandbox.namespace import NamespaceProvider
 from sandbox.tasks.__main__ import main
 from sandbox.tasks.build import Definitions, load_task_set
-from sandbox.tasks.find import find_mutations, find_release_pair
+from sandbox.tasks.find import find_mutations, find_release_pair, reword_recipes
 from sandbox.tasks.mutation.search import Rules
 from sandbox.tasks.recipes import MutationRecipe, ReleaseRecipe
 from sandbox.tasks.schema import SuiteTests
@@ -120,6 +120,8 @@ def test_a_project_gives_tasks_that_hold(tmp_path_factory: pytest.TempPathFactor
             recipes = made.recipes()
             assert [each.kind for each in recipes] == ["mutation"] * 3 + ["release_diff"], said
             assert recipes[-1].fail_to_pass == ["tests/test_tally.py::test_never_less"]
+            await reword_recipes(made, recipes[-1:], said.append)
+            assert made.recipes() == recipes  # the same failures, the same words
             report = top / "report.jsonl"
             provider = NamespaceProvider()
             try:

@@ -20,6 +20,7 @@ import pytest
 
 PRELOADED = ("_pytest.assertion.rewrite", "_pytest.unittest", "asyncio", "unittest.mock", "ssl", "decimal")
 MAX_MESSAGE, MAX_ARGUMENT = 800, 120  # characters
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Recorder:
@@ -51,27 +52,43 @@ def reason(item, excinfo, report):
     return {
         "type": excinfo.type.__name__,
         "message": str(crash.message if crash else excinfo.value)[:MAX_MESSAGE],
-        "statement": leading_to(inner[-1]) if inner else "",
+        "statement": leading_to(inner) if inner else "",
         "arguments": arguments_of(item),
         "asserted": bool(inner) and inner[-1] is excinfo.traceback[-1],
     }
 
 
-def leading_to(entry):
-    """The last statements of the test's body, the failing one at the end; no name, no docstring."""
-    statement = textwrap.dedent(str(entry.statement))
-    lines = textwrap.dedent(str(entry.getsource() or "")).splitlines()
-    try:
-        function = ast.parse("\n".join(lines)).body[0]
-    except (SyntaxError, IndexError):  # it ends in the middle of a block, say
-        return statement[:MAX_MESSAGE]
+def leading_to(entries):
+    """The last statements of the test's body, the failing one at the end; no name, no docstring.
+
+    If that one calls a helper of the test file, the helper's come after it.
+    """
+    text = statements(entries[0], MAX_MESSAGE)
+    if entries[-1].frame.code.raw is not entries[0].frame.code.raw:
+        inner = statements(entries[-1], MAX_MESSAGE - len(text))
+        text = f"{text}\n# and there:\n{inner}" if inner else text
+    return text
+
+
+def statements(entry, room):
+    """What of the function's body comes before and with the running statement, in at most `room` letters."""
+    lines, number = list(entry.frame.code.fullsource), entry.lineno + 1
+    around = [node for node in ast.walk(ast.parse("\n".join(lines))) if hasattr(node, "body")]
+    holders = [
+        node for node in around if isinstance(node, FUNCTIONS) and node.lineno <= number <= node.end_lineno
+    ]
+    if not holders:
+        return ""
+    body = max(holders, key=lambda node: node.lineno).body
+    end = next((node.end_lineno for node in body if number <= node.end_lineno), number)
     best = ""
-    for node in reversed(getattr(function, "body", ())):
-        text = textwrap.dedent("\n".join(lines[node.lineno - 1 :])).strip("\n")
-        if len(text) > MAX_MESSAGE or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+    for node in reversed([node for node in body if node.lineno <= number]):
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        text = textwrap.dedent("\n".join(lines[first - 1 : end])).strip("\n")
+        if len(text) > room or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             break
         best = text
-    return best or statement[:MAX_MESSAGE]
+    return best or textwrap.dedent(str(entry.statement))[: max(room, 0)]
 
 
 def arguments_of(item):
