@@ -62,12 +62,15 @@ def doc_lines(tree: Path, paths: Iterable[str]) -> dict[str, str]:
 
 
 def harmless(reasons: Mapping[str, Reason], changes: Iterable[Change]) -> dict[str, Reason]:
-    """Those of `reasons` that tell nothing of the cause: no changed file, no line of its new text."""
+    """Those of `reasons` that have a statement to show and tell nothing of the cause.
+
+    Telling are a changed file's name, and a line of its new text.
+    """
     telling = [mark for change in changes for mark in _marks(change)]
     return {
         node: reason
         for node, reason in reasons.items()
-        if not any(mark in _squeezed(_failure(1, reason)) for mark in telling)
+        if reason.statement and not any(mark in _squeezed(_failure(1, reason)) for mark in telling)
     }
 
 

@@ -47,7 +47,8 @@ class Recorder:
 
 def reason(item, excinfo, report):
     """Type, message, the statements of the test up to the one that failed, and whether that one raised."""
-    inner = [entry for entry in excinfo.traceback if str(entry.path) == str(item.path)]
+    folder = os.path.dirname(item.path) + "/"  # a test may be inherited from a module beside its own
+    inner = [entry for entry in excinfo.traceback if str(entry.path).startswith(folder)]
     crash = getattr(report.longrepr, "reprcrash", None)
     return {
         "type": excinfo.type.__name__,
