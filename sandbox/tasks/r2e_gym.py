@@ -19,7 +19,7 @@ from sandbox.tasks.schema import SuiteTests, TaskSpec
 TESTS_FOLDER = "r2e_tests"  # in the working directory
 PYTHON = "/testbed/.venv/bin/python"
 _INSTANCE = re.compile(r"[\w.-]+__(?P<repo>[\w.-]+)-(?P<commit>[0-9a-f]{40})")
-_PASSED_ON = ("base_commit", "repo", "version", "hints_text")  # beside the id and the problem statement
+_PASSED_ON = ("repo", "version", "hints_text")  # beside the id, the issue and its commit
 
 
 class RowsError(ValueError):
@@ -87,6 +87,7 @@ class R2EGymTasks:
             problem_statement=row.text("problem_statement"),
             files={},
             image=image,
+            base_commit=row.text("base_commit"),
             command_timeout=120.0,
             agent_timeout=1800.0,
             tests_timeout=300.0,

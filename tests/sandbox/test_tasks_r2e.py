@@ -81,6 +81,7 @@ def test_what_the_agent_sees_holds_none_of_the_answer(tmp_path: Path) -> None:
     seen = repr(asdict(spec))
     assert not [secret for secret in SECRETS if secret in seen]
     commit = spec.instance_id[-40:]
+    assert spec.base_commit == "b" * 40 and spec.language == "python"
     assert spec.image.root == tmp_path / f"pillow_final_{commit}.sif"
     assert spec.image.name == f"namanjain12/pillow_final:{commit}" and spec.image.python == PYTHON
     assert (spec.command_timeout, spec.agent_timeout, spec.tests_timeout) == (120, 1800, 300)
