@@ -31,7 +31,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def descendants() -> dict[int, int]:
-    """Every process below this one: resident bytes by process id."""
+    """Every process below this one, parents first: resident bytes by process id."""
     parents, resident = dict[int, int](), dict[int, int]()
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -41,10 +41,10 @@ def descendants() -> dict[int, int]:
         except OSError:
             continue
         parents[int(name)], resident[int(name)] = int(fields[1]), int(fields[21]) * _PAGE
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return {pid: resident[pid] for pid in ours if pid != os.getpid()}
+    ours = [os.getpid()]
+    while more := [pid for pid, parent in parents.items() if parent in ours and pid not in ours]:
+        ours += more
+    return {pid: resident[pid] for pid in ours[1:]}
 
 
 def used_bytes(top: str) -> int:
@@ -65,6 +65,8 @@ class Supervisor:
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._control = socket.socket(fileno=config["control"])
+        # A sandbox that was ended for its size and begins anew has time to delete, but may not grow.
+        self._disk = max(config["disk"], used_bytes(config["work"]))
         self._child = _start(config)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):  # the container's alone: their end tells the owner of its end
@@ -109,12 +111,15 @@ class Supervisor:
         if len(below) > self._config["pids"]:
             return "processes"
         self._looks += 1
-        if self._looks % _DISK_EVERY == 0 and used_bytes(self._config["work"]) > self._config["disk"]:
+        if self._looks % _DISK_EVERY == 0 and used_bytes(self._config["work"]) > self._disk:
             return "disk"
         return ""
 
     def _end(self) -> None:
-        """Kills until nothing is left below this process."""
+        """Kills until nothing is left below this process.
+
+        Parents first: a shell must not see its children end, nor tell of it.
+        """
         while below := descendants():
             for pid in below:
                 try:
