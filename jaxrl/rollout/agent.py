@@ -24,15 +24,17 @@ from jaxrl.rollout.loops import Step, stuck_in_loop
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.transcript import Transcript
 from sandbox.agent_tools.base import Observation, Stateful, Tool, failure, for_episode
-from sandbox.base import Diff, Sandbox, SandboxError
-from sandbox.tasks.schema import HiddenTests, TaskSpec
+from sandbox.base import Diff, Image, Sandbox, SandboxError
+from sandbox.tasks.schema import Hidden, TaskSpec
 
 
 class Sandboxes(Protocol):
     """Where episodes get their sandboxes: a pool, as a rule."""
 
-    def lease(self, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox holding `files`, destroyed when the block ends. Raises `SandboxError`."""
+    def lease(
+        self, files: Mapping[str, bytes], *, image: Image | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox of `image` holding `files`, destroyed at the block's end. Raises `SandboxError`."""
         ...
 
 
@@ -49,7 +51,7 @@ class Verdict(Protocol):
 class Grader(Protocol):
     """Judges a diff in a sandbox of its own."""
 
-    async def grade(self, task: TaskSpec, hidden: HiddenTests, diff: Diff) -> Verdict: ...
+    async def grade(self, task: TaskSpec, hidden: Hidden, diff: Diff) -> Verdict: ...
 
 
 VERDICTS: Mapping[str, Outcome] = {
@@ -97,7 +99,7 @@ class Ending:
     finished: bool = False
 
 
-async def run_episode(task: TaskSpec, hidden: HiddenTests, *, attempt: Attempt, world: World) -> Trajectory:
+async def run_episode(task: TaskSpec, hidden: Hidden, *, attempt: Attempt, world: World) -> Trajectory:
     """Plays one episode and grades it. Faults of sandboxes become outcomes, all others raise.
 
     The trajectory holds complete turns only: what a time-out interrupts is not in it, so it may be
@@ -120,7 +122,7 @@ class _Episode:
         self._lease = AsyncExitStack()
         self._seconds: dict[str, float] = defaultdict(float)
 
-    async def run(self, hidden: HiddenTests) -> Trajectory:
+    async def run(self, hidden: Hidden) -> Trajectory:
         with self._timed("episode"):
             try:
                 ending, diff = await self._play()
@@ -245,7 +247,8 @@ class _Episode:
         if self._sandbox is None:
             files = {path: text.encode() for path, text in self._task.files.items()}
             with self._timed("sandbox"):
-                self._sandbox = await self._lease.enter_async_context(self._world.sandboxes.lease(files))
+                lease = self._world.sandboxes.lease(files, image=self._task.image)
+                self._sandbox = await self._lease.enter_async_context(lease)
         return self._sandbox
 
     async def _diff(self, ending: Ending) -> Diff:
@@ -265,7 +268,7 @@ class _Episode:
         as_graded = rule.trained and rule.reward is None
         return ending.finished or (as_graded and not self._harness.require_finish)
 
-    async def _judge(self, ending: Ending, hidden: HiddenTests, diff: Diff) -> tuple[Outcome, float, str]:
+    async def _judge(self, ending: Ending, hidden: Hidden, diff: Diff) -> tuple[Outcome, float, str]:
         """(outcome, graded reward, detail); an ending without a finish keeps its own outcome."""
         if not self._graded(ending):
             return ending.outcome, 0.0, ending.detail

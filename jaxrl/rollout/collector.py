@@ -7,7 +7,7 @@ from itertools import islice
 
 from jaxrl.contracts import Outcome, Sampling, Trajectory, TrajectoryGroup
 from jaxrl.rollout.agent import Attempt, World, run_episode
-from sandbox.tasks.schema import HiddenTests, TaskSpec
+from sandbox.tasks.schema import Hidden, TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Collector:
         self._on_retry = on_retry
         self._slots = asyncio.Semaphore(options.episodes)
 
-    async def collect_group(self, task: TaskSpec, hidden: HiddenTests, *, epoch: int) -> TrajectoryGroup:
+    async def collect_group(self, task: TaskSpec, hidden: Hidden, *, epoch: int) -> TrajectoryGroup:
         """The group of one task; position i is sample i. An engine's fault raises and ends the group."""
         async with asyncio.TaskGroup() as group:
             samples = [
@@ -67,7 +67,7 @@ class Collector:
         )
 
     async def collect(
-        self, tasks: Iterable[TaskSpec], hidden: Callable[[str], HiddenTests], *, epoch: int
+        self, tasks: Iterable[TaskSpec], hidden: Callable[[str], Hidden], *, epoch: int
     ) -> AsyncGenerator[TrajectoryGroup, None]:
         """Yields groups as they complete; `tasks` is read only as far as slots are free.
 
@@ -88,7 +88,7 @@ class Collector:
             await _cancel(running)
 
     def _start(
-        self, tasks: Iterator[TaskSpec], hidden: Callable[[str], HiddenTests], epoch: int
+        self, tasks: Iterator[TaskSpec], hidden: Callable[[str], Hidden], epoch: int
     ) -> set[asyncio.Task[TrajectoryGroup]]:
         return {
             asyncio.create_task(self.collect_group(task, hidden(task.instance_id), epoch=epoch))
@@ -99,7 +99,7 @@ class Collector:
         options = self._options
         return Attempt(seed=options.seed, epoch=epoch, sample=sample, sampling=options.sampling)
 
-    async def _sample(self, task: TaskSpec, hidden: HiddenTests, attempt: Attempt) -> Trajectory:
+    async def _sample(self, task: TaskSpec, hidden: Hidden, attempt: Attempt) -> Trajectory:
         for retry in range(self._options.retries + 1):
             async with self._slots:
                 made = await run_episode(task, hidden, attempt=attempt, world=self._world)

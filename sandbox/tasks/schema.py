@@ -66,3 +66,6 @@ class SuiteTests:
     pass_to_pass: tuple[str, ...]
     reference: Mapping[str, bytes | None] = field(default_factory=dict)  # the known fix; None deletes
     expected: Mapping[str, str] = field(default_factory=dict)  # `reference` mode: name → status
+
+
+type Hidden = HiddenTests | SuiteTests  # what a grader opens; the kind says which grader

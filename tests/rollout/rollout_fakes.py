@@ -162,7 +162,7 @@ class FakeProvider:
         return self.made[-1]
 
     @asynccontextmanager
-    async def lease(self, files: Mapping[str, bytes]):
+    async def lease(self, files: Mapping[str, bytes], *, image: Image | None = None):
         sandbox = await self.create(files, Limits())
         try:
             yield sandbox

@@ -41,7 +41,7 @@ class Namespaces:
         self.provider, self.limits = NamespaceProvider(), limits
 
     @asynccontextmanager
-    async def lease(self, files: Mapping[str, bytes]):
+    async def lease(self, files: Mapping[str, bytes], *, image: Image | None = None):
         sandbox = await self.provider.create(files, self.limits)
         try:
             yield sandbox
