@@ -11,6 +11,7 @@ from pathlib import Path
 from flax import nnx
 from safetensors import SafetensorError
 
+from jaxrl import tasksets
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Sampling
 from jaxrl.engine.scheduler import Engine, EngineOptions
@@ -22,15 +23,18 @@ from jaxrl.rollout.agent import World
 from jaxrl.rollout.harness import Harness, harness, with_texts
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.tokenizer import Tokenizer
+from jaxrl.tasksets import Split, Tasks
 from sandbox.agent_tools.base import Stateful, Tool
 from sandbox.agent_tools.compact import compact_tools
 from sandbox.agent_tools.openhands import openhands_tools
-from sandbox.base import Limits, SandboxError
+from sandbox.apptainer_backend import ApptainerProvider
+from sandbox.base import Limits, SandboxError, SandboxProvider
+from sandbox.docker_backend import DockerProvider
 from sandbox.grading.grader import Grader
+from sandbox.grading.graders import Graders
+from sandbox.grading.suite import SuiteGrader
 from sandbox.namespace import NamespaceProvider
 from sandbox.pool import SandboxPool
-from sandbox.tasks.generated.generate import Split, generate
-from sandbox.tasks.taskset import TaskSet
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
@@ -82,23 +86,15 @@ def _loaded(path: Path, config: Config) -> Transformer:
         raise ConfigError(f"model.checkpoint = {config.model.checkpoint}: {reason}") from error
 
 
-def build_tasks(config: Config, split: Split) -> TaskSet:
-    """The tasks of a split, in cursor order. Raises `ConfigError` for more than there are."""
-    counts = {
-        "train": config.tasks.train_count,
-        "validation": config.tasks.validation_count,
-        "test": config.tasks.test_count,
-    }
-    try:
-        return generate(split, counts[split], config.tasks.seed)
-    except ValueError as error:
-        raise ConfigError(f"tasks.{split}_count = {counts[split]}: {error}") from error
+def build_tasks(config: Config, split: Split) -> Tasks:
+    """The tasks of a split, in cursor order. Raises `ConfigError`."""
+    return tasksets.build_tasks(config, split, resource=resource)
 
 
 def check_sizes(config: Config) -> None:
     """Raises `ConfigError` for numbers that each are right and together could not train."""
     rl, engine = config.rl, config.engine
-    if rl.prompts_per_step > config.tasks.train_count:
+    if config.tasks.set == "generated" and rl.prompts_per_step > config.tasks.train_count:
         raise ConfigError(
             f"rl.prompts_per_step = {rl.prompts_per_step}: expected at most tasks.train_count = "
             f"{config.tasks.train_count}, so that no step holds a task twice"
@@ -110,7 +106,7 @@ def check_sizes(config: Config) -> None:
         )
 
 
-def check_prompts(world: World, tasks: TaskSet) -> None:
+def check_prompts(world: World, tasks: Tasks) -> None:
     """Raises `ConfigError` if the engine cannot hold a task's prompt and one token more."""
     longest = max(len(world.renderer.initial(task)) for task in tasks.specs)
     if longest >= world.generator.context:
@@ -163,7 +159,7 @@ class Parts:
     world: World
     engine: Engine
     pool: SandboxPool
-    grader: Grader
+    grader: Graders
 
 
 @asynccontextmanager
@@ -191,17 +187,36 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
         yield Parts(world=world, engine=engine, pool=pool, grader=grader)
 
 
-async def _sandboxes(config: Config, stack: AsyncExitStack) -> tuple[SandboxPool, Grader]:
+async def _sandboxes(config: Config, stack: AsyncExitStack) -> tuple[SandboxPool, Graders]:
     try:
-        pool = SandboxPool(NamespaceProvider(), size=config.sandbox.concurrency, limits=_limits(config))
+        provider = _provider(config)
+        pool = SandboxPool(provider, size=config.sandbox.concurrency, limits=_limits(config))
         stack.push_async_callback(pool.close)
         await pool.start()
-        grader = Grader(graders=config.grader.workers)
+        workers = config.grader.workers
+        suites = SuiteGrader(provider, at_once=workers)
+        grader = Graders(expressions=Grader(graders=workers), suites=suites)
         stack.push_async_callback(grader.close)
-        await grader.start()
+        if config.tasks.set == "generated":
+            await grader.start()
     except SandboxError as error:
         raise ConfigError(str(error)) from error
     return pool, grader
+
+
+def _provider(config: Config) -> SandboxProvider:
+    backend = config.sandbox.backend
+    if backend != "namespace" and config.tasks.set != "r2e_gym":
+        raise ConfigError(
+            f"sandbox.backend = {backend}: expected namespace for tasks.set = {config.tasks.set}, whose "
+            "images are directories of this machine"
+        )
+    match backend:
+        case "docker":
+            return DockerProvider()
+        case "apptainer":
+            return ApptainerProvider()
+    return NamespaceProvider()
 
 
 def _limits(config: Config) -> Limits:

@@ -14,7 +14,7 @@ from jaxrl.feed.writer import RunWriter, Value
 from jaxrl.rollout.agent import World
 from jaxrl.rollout.collector import Collector, CollectorOptions
 from jaxrl.statistics import Interval, bootstrap_mean, pass_at_k, pass_hat_k
-from sandbox.tasks.taskset import TaskSet
+from jaxrl.tasksets import Tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def sampling_label(sampling: Sampling) -> str:
 
 async def evaluate(
     world: World,
-    tasks: TaskSet,
+    tasks: Tasks,
     *,
     step: int,
     version: int,

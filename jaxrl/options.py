@@ -47,10 +47,24 @@ class Model(Section):
 class Tasks(Section):
     """Which tasks; the three splits share no content."""
 
-    set: Literal["generated"] = "generated"
-    """Task set."""
+    set: Literal["generated", "projects", "r2e_gym"] = "generated"
+    """Task set: generated ones, recipes of real projects, or the benchmark's rows."""
+    definitions: str = "configs/tasks"
+    """Folder of recipes; projects only."""
+    validation_projects: tuple[str, ...] = ("sqlparse",)
+    """Projects held out for evaluation; projects only, and training has those held out nowhere."""
+    test_projects: tuple[str, ...] = ()
+    """Projects kept for the very end; projects only."""
+    train_rows: str | None = None
+    """JSONL file of rows; r2e_gym only."""
+    validation_rows: str | None = None
+    """JSONL file of rows; r2e_gym only."""
+    test_rows: str | None = None
+    """JSONL file of rows; r2e_gym only."""
+    images: str | None = None
+    """Folder of SIF images; r2e_gym only."""
     train_count: Count = 1200
-    """Tasks to train on."""
+    """Tasks to train on; this and the other counts for generated tasks only."""
     validation_count: Count = 251
     """Tasks for evaluation during and after training."""
     test_count: Count = 251
@@ -113,8 +127,8 @@ class Engine(Section):
 class Sandbox(Section):
     """Where the agent's commands run, and the limits of each sandbox."""
 
-    backend: Literal["namespace"] = "namespace"
-    """Isolation."""
+    backend: Literal["namespace", "docker", "apptainer"] = "namespace"
+    """Isolation. Generated tasks need namespace."""
     concurrency: Count = 128
     """Episodes at once, each with a sandbox of its own."""
     cpu: Positive = 1.0

@@ -44,6 +44,7 @@ from jaxrl.rollout.cursor import TaskCursor
 from jaxrl.runs import OpenRun, evaluations, open_run
 from jaxrl.stepping import StepOptions, StepResult, StepTrainer
 from jaxrl.summary import gains
+from jaxrl.tasksets import First
 
 COMMAND = "python -m jaxrl.train"
 STOPPED_AT_ONCE = 130  # what shells report for a program that Ctrl-C ended
@@ -172,7 +173,7 @@ class Trainer:
         if any(done.step == step and done.sampling == sampling for done in evaluations(self._opened.path)):
             return
         chosen = self._config.evaluation
-        tasks = self._held_out if whole else self._held_out.take(chosen.inline_tasks)
+        tasks = self._held_out if whole else First(self._held_out, chosen.inline_tasks)
         self._progress.phase("evaluation")
         made = await evaluate(
             self._parts.world,

@@ -14,7 +14,7 @@ from jaxrl.rollout.harness import COMPACT, Harness
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.tokenizer import Tokenizer
 from sandbox.agent_tools.base import Observation
-from sandbox.base import Diff, ExecResult, Limits, SandboxError, Terminal
+from sandbox.base import Diff, ExecResult, Image, Limits, SandboxError, Terminal
 from sandbox.tasks.generated.generate import instances
 
 TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "configs/quickstart/tokenizer.json")

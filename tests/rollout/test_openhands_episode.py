@@ -15,7 +15,7 @@ from jaxrl.rollout.calls import render_call
 from jaxrl.rollout.harness import OPENHANDS
 from jaxrl.rollout.renderer import Renderer
 from sandbox.agent_tools.openhands import openhands_tools
-from sandbox.base import Limits
+from sandbox.base import Image, Limits
 from sandbox.namespace import NamespaceProvider
 from tests.rollout.rollout_fakes import (
     ATTEMPT,

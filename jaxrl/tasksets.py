@@ -1,0 +1,123 @@
+"""The task set that the settings name: generated, from recipes of real projects, or the benchmark's rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from jaxrl.config import Config, ConfigError
+from sandbox.images.environment import ImageBuildError
+from sandbox.tasks.build import Definitions, load_task_set
+from sandbox.tasks.catalog import CatalogError
+from sandbox.tasks.generated.generate import generate
+from sandbox.tasks.r2e_gym import R2EGymTasks, RowsError
+from sandbox.tasks.schema import Hidden, TaskSpec
+from sandbox.tasks.sources import SourceError
+
+type Split = Literal["train", "validation", "test"]
+
+
+class Tasks(Protocol):
+    """Tasks in cursor order, with hidden tests that only the grader opens."""
+
+    @property
+    def specs(self) -> Sequence[TaskSpec]: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def hidden(self, instance_id: str) -> Hidden: ...
+
+    def __len__(self) -> int: ...
+
+
+class First:
+    """The first tasks of a set, at most `count`."""
+
+    def __init__(self, tasks: Tasks, count: int) -> None:
+        self.specs, self.hidden = tuple(tasks.specs[:count]), tasks.hidden
+        self.digest = f"{tasks.digest}, the first {len(self.specs)}"
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+def build_tasks(config: Config, split: Split, *, resource: Callable[[str], Path]) -> Tasks:
+    """The tasks of a split, in cursor order; `resource` finds a file that the settings name.
+
+    Sets made of files are taken whole and in their order; the counts belong to generated tasks.
+    Raises `ConfigError` naming the key for what is missing, unreadable or not enough.
+    """
+    match config.tasks.set:
+        case "generated":
+            return _generated(config, split)
+        case "projects":
+            return _projects(config, split, resource(config.tasks.definitions))
+        case "r2e_gym":
+            return _rows(config, split, resource)
+
+
+def _generated(config: Config, split: Split) -> Tasks:
+    count: int = getattr(config.tasks, f"{split}_count")
+    try:
+        return generate(split, count, config.tasks.seed)
+    except ValueError as error:
+        raise ConfigError(f"tasks.{split}_count = {count}: {error}") from error
+
+
+def _projects(config: Config, split: Split, folder: Path) -> Tasks:
+    """All tasks of the projects of a split: no project is in two of them."""
+    try:
+        definitions = Definitions(folder)
+        recipes = definitions.recipes()
+        names = {recipe.instance_id: definitions.project(recipe.project).name for recipe in recipes}
+        chosen = _of_split(config, split, names)
+        return load_task_set(folder, ids=[each.instance_id for each in recipes if each.instance_id in chosen])
+    except (CatalogError, SourceError, ImageBuildError) as error:
+        raise ConfigError(f"tasks.definitions = {config.tasks.definitions}: {error}") from error
+
+
+def _of_split(config: Config, split: Split, names: Mapping[str, str]) -> set[str]:
+    """Ids whose project belongs to the split; training has those that no other split names."""
+    held = {
+        "validation": set(config.tasks.validation_projects),
+        "test": set(config.tasks.test_projects),
+    }
+    for key, projects in held.items():
+        if unknown := sorted(projects - set(names.values())):
+            raise ConfigError(
+                f"tasks.{key}_projects: expected projects of tasks.definitions, "
+                f"{', '.join(sorted(set(names.values())))}; got {', '.join(unknown)}"
+            )
+    if both := sorted(held["validation"] & held["test"]):
+        raise ConfigError(f"tasks.test_projects: {', '.join(both)} is held out for validation already")
+    rest = set(names.values()) - held["validation"] - held["test"]
+    wanted = held.get(split, rest)
+    found = {name for name, project in names.items() if project in wanted}
+    if not found:
+        raise ConfigError(
+            f"tasks.{split}_projects: expected at least one project with tasks"
+            if split in held
+            else "tasks: every project is held out, none is left to train on"
+        )
+    return found
+
+
+def _rows(config: Config, split: Split, resource: Callable[[str], Path]) -> Tasks:
+    rows: str | None = getattr(config.tasks, f"{split}_rows")
+    for key, value in ((f"{split}_rows", rows), ("images", config.tasks.images)):
+        if value is None:
+            raise ConfigError(f"tasks.{key}: expected a path with tasks.set = r2e_gym, got null")
+    assert rows is not None and config.tasks.images is not None
+    try:
+        tasks = R2EGymTasks(resource(rows), resource(config.tasks.images))
+    except (RowsError, OSError) as error:
+        raise ConfigError(f"tasks.{split}_rows = {rows}: {error}") from error
+    if config.sandbox.backend == "docker":  # which has its images in the engine's own store
+        tasks.specs = [replace(spec, image=replace(spec.image, root=None)) for spec in tasks.specs]
+    elif missing := tasks.missing_images():
+        raise ConfigError(
+            f"tasks.images = {config.tasks.images}: expected an image for each of {len(tasks)} rows; "
+            f"{len(missing)} are missing, the first is {missing[0].name}"
+        )
+    return tasks
