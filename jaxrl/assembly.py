@@ -190,7 +190,8 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
 async def _sandboxes(config: Config, stack: AsyncExitStack) -> tuple[SandboxPool, Graders]:
     try:
         provider = _provider(config)
-        pool = SandboxPool(provider, size=config.sandbox.concurrency, limits=_limits(config))
+        size, limits = config.sandbox.concurrency, _limits(config)
+        pool = SandboxPool(provider, size=size, limits=limits, report=_report)
         stack.push_async_callback(pool.close)
         await pool.start()
         workers = config.grader.workers
@@ -202,6 +203,10 @@ async def _sandboxes(config: Config, stack: AsyncExitStack) -> tuple[SandboxPool
     except SandboxError as error:
         raise ConfigError(str(error)) from error
     return pool, grader
+
+
+def _report(text: str) -> None:
+    print(f"sandboxes: {text}", file=sys.stderr, flush=True)
 
 
 def _provider(config: Config) -> SandboxProvider:
