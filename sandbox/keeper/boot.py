@@ -10,6 +10,7 @@ from sandbox.keeper import mounts
 from sandbox.keeper.cgroups import Groups, find
 from sandbox.keeper.porter import Porter
 from sandbox.keeper.process import Keeper
+from sandbox.keeper.terminal import adopt_orphans
 
 
 def main(config: dict[str, Any]) -> None:
@@ -62,6 +63,7 @@ def become(uid: int) -> None:
 
 def _keep(config: dict[str, Any], stage: str, groups: Groups | None) -> None:
     control, broken = _socket(config["control"]), ""
+    adopt_orphans()
     try:
         mounts.own_user_namespace()
         mounts.mount("keeper", stage, "tmpfs", options="mode=755,size=1m")

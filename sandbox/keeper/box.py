@@ -67,7 +67,6 @@ class Box:
         """Reaps bubblewrap. Its exit means that all processes of the sandbox are gone."""
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.running = False
-        self.terminals.clear()
         for fd in (self.outer, self.inner, self.root, self.block):
             if fd >= 0:
                 os.close(fd)

@@ -53,6 +53,8 @@ class Keeper:
             for box in self._boxes.values():
                 self._kill(box)
             for box in self._boxes.values():
+                for pid in box.terminals:
+                    os.waitpid(pid, 0)
                 if box.running:
                     box.ended()
                 box.remove_group()  # the disks end with this process
@@ -197,22 +199,33 @@ class Keeper:
         box = self._find(request)
         with open(box.filter, "rb") as file:
             rules = file.read()
-        program = Program(request["commands"], request["environment"], box.workdir, request["rlimits"], rules)
+        environment, rlimits = request["environment"], request["rlimits"]
+        program = Program(request["commands"], environment, box.workdir, rlimits, rules, box.group)
         master, slave = open_pair(box.opened_root())
         try:
             pid = start(program, first=box.inner, slave=slave)
-            box.terminals.add(pid)
-            if box.group is not None:  # before anything can be typed
-                box.group.join(pid)
+            self._watch(box, pid)
             self._reply(request, {"pid": pid}, fd=master)
         finally:
             os.close(master)
             os.close(slave)
 
+    def _watch(self, box: Box, pid: int) -> None:
+        """Reaps the shell of a terminal when it ends."""
+        ended = os.pidfd_open(pid)
+        box.terminals.add(pid)
+
+        def reap() -> None:
+            self._selector.unregister(ended)
+            os.close(ended)
+            os.waitpid(pid, 0)
+            box.terminals.discard(pid)
+
+        self._selector.register(ended, selectors.EVENT_READ, reap)
+
     def _do_hangup(self, request: Header, _: bytes) -> None:
         box = self._boxes.get(request["sandbox"])
         if box is not None and request["pid"] in box.terminals:
-            box.terminals.discard(request["pid"])
             kill_tree(request["pid"])
         self._reply(request, {})
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sandbox.keeper.cgroups import Group
 from sandbox.keeper.files import open_in
 
 _UNLOCK, _PEER = 0x40045431, 0x5441  # ioctls TIOCSPTLCK and TIOCGPTPEER, as on x86-64 and aarch64
@@ -34,6 +35,13 @@ class Program:
     workdir: str
     rlimits: Mapping[str, int]
     filter: bytes  # of system calls
+    group: Group | None
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of those whose own parent ended: of each shell on a terminal."""
+    if _libc.prctl(_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
 
 
 def open_pair(root: int) -> tuple[int, int]:
@@ -51,7 +59,8 @@ def open_pair(root: int) -> tuple[int, int]:
 def start(program: Program, *, first: int, slave: int) -> int:
     """Runs `program` on `slave` in all namespaces of the process with pidfd `first`.
 
-    Returns its process id as the keeper sees it. Raises `OSError`.
+    Returns its process id as the keeper sees it, which has to reap it: a pid namespace does not end
+    before. Raises `OSError`.
     """
     report, end = os.pipe()
     pid = os.fork()
@@ -102,6 +111,8 @@ def descendants(roots: Sequence[int]) -> dict[int, list[int]]:
 def _enter(program: Program, first: int, slave: int, report: int) -> None:
     """In a forked process: joins the namespaces; its child, which is inside all of them, executes."""
     try:
+        if program.group is not None:
+            program.group.join(os.getpid())
         if _libc.setns(first, _NAMESPACES):
             raise OSError(ctypes.get_errno(), "cannot enter the sandbox")
         if pid := os.fork():

@@ -101,3 +101,19 @@ def test_closing_reaches_daemons() -> None:
         assert (await sandbox.exec("ps ax | grep -c '[s]leep 78787'", 10)).output == "0\n"
 
     within(body)
+
+
+def test_a_terminal_is_in_its_sandbox_s_groups_and_does_not_delay_its_end() -> None:
+    async def body(sandbox: NamespaceSandbox) -> None:
+        terminal = await sandbox.terminal()
+        await terminal.send(b"cat /proc/self/cgroup > t; echo do''ne\n")
+        await until(terminal, b"done")
+        expected = (await sandbox.exec("cat /proc/self/cgroup", 10)).output
+        assert (await sandbox.exec("cat t", 10)).output == expected
+        launched = sandbox._launched
+        assert launched is not None
+        # A shell that nobody reaps would keep its pid namespace, and this would never end.
+        await asyncio.wait_for(sandbox.destroy(), 20)
+        assert not os.path.exists(f"/proc/{launched.pid}")
+
+    within(body)
