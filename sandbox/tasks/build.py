@@ -148,7 +148,7 @@ def _hidden_files(recipe: Recipe, project: Project, tree: Path) -> dict[str, byt
 
 def _repository(recipe: Recipe, tree: Path, broken: Mapping[str, bytes | None]) -> Path:
     """The agent's tree: the hidden test files are not in it, whatever version of them."""
-    mark = f"{_FORMAT}\0{tree.name}\0{recipe.model_dump_json()}"
+    mark = f"{_FORMAT}\0{tree.name}\0{recipe.model_dump_json(exclude={'problem'})}"
     place = (
         cache_directory("repositories")
         / f"{recipe.instance_id}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
