@@ -25,6 +25,7 @@ from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.transcript import Transcript
 from sandbox.agent_tools.base import Observation, Stateful, Tool, failure, for_episode
 from sandbox.base import Diff, Image, Sandbox, SandboxError
+from sandbox.tasks.conceal import conceal
 from sandbox.tasks.schema import Hidden, TaskSpec
 
 
@@ -248,7 +249,9 @@ class _Episode:
             files = {path: text.encode() for path, text in self._task.files.items()}
             with self._timed("sandbox"):
                 lease = self._world.sandboxes.lease(files, image=self._task.image)
-                self._sandbox = await self._lease.enter_async_context(lease)
+                sandbox = await self._lease.enter_async_context(lease)
+                await conceal(sandbox, self._task)
+                self._sandbox = sandbox
         return self._sandbox
 
     async def _diff(self, ending: Ending) -> Diff:

@@ -91,6 +91,7 @@ class R2EGymTasks:
             command_timeout=120.0,
             agent_timeout=1800.0,
             tests_timeout=300.0,
+            concealed=(TESTS_FOLDER,),
             tags={"family": "r2e_gym", **{key: str(row.metadata.get(key, "")) for key in _PASSED_ON}},
         )
 

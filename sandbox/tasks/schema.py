@@ -26,6 +26,7 @@ class TaskSpec:
     command_timeout: float = 10.0  # seconds, one tool call
     agent_timeout: float = 120.0  # seconds, the whole episode
     tests_timeout: float = 5.0  # seconds, the hidden tests
+    concealed: tuple[str, ...] = ()  # names of files and folders that the agent must not find anywhere
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

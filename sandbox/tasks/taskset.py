@@ -9,7 +9,7 @@ from typing import Any
 from sandbox.tasks.schema import HiddenTests, SuiteTests, TaskSpec
 
 # Fields that came after the first digests were recorded: at their defaults they count as absent.
-_LATER = {"image", "base_commit", "language"}
+_LATER = {"image", "base_commit", "language", "concealed"}
 
 
 class TaskSet[Hidden: HiddenTests | SuiteTests]:

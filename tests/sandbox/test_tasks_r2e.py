@@ -5,7 +5,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ def test_order_count_and_hash_are_the_files(tmp_path: Path, count: int) -> None:
 def test_what_the_agent_sees_holds_none_of_the_answer(tmp_path: Path) -> None:
     tasks = R2EGymTasks(written(tmp_path, [row(1)]), tmp_path)
     (spec,) = tasks.specs
-    seen = repr(asdict(spec))
+    assert spec.concealed == ("r2e_tests",)  # for the harness, not for the prompt
+    seen = repr(asdict(replace(spec, concealed=())))
     assert not [secret for secret in SECRETS if secret in seen]
     commit = spec.instance_id[-40:]
     assert spec.base_commit == "b" * 40 and spec.language == "python"
