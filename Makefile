@@ -8,7 +8,7 @@ HF := .cache/hf
 ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines parity bench-model lint starting-checkpoint \
-	bench bench-sandbox lock clean
+	validate-tasks bench bench-sandbox lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22

@@ -128,7 +128,7 @@ class Sandbox(Section):
     """Where the agent's commands run, and the limits of each sandbox."""
 
     backend: Literal["namespace", "docker", "apptainer"] = "namespace"
-    """Isolation. Generated tasks need namespace."""
+    """Isolation. Only the rows of r2e_gym can have another than namespace."""
     concurrency: Count = 128
     """Episodes at once, each with a sandbox of its own."""
     cpu: Positive = 1.0

@@ -9,10 +9,15 @@ from pathlib import Path
 _READ, _ENTER = 0o444, 0o111
 
 
+class ImageBuildError(RuntimeError):
+    """An image could not be built; the message says what is missing and what to do."""
+
+
 def cache_directory(kind: str) -> Path:
     """`$JAXRL_CACHE/kind`, else `$XDG_CACHE_HOME/jaxrl/kind`, else `~/.cache/jaxrl/kind`; made if missing.
 
     Root's own home is closed to the unprivileged user of sandboxes: root's default is /var/cache/jaxrl.
+    Raises `ImageBuildError` if it cannot be made.
     """
     if chosen := os.environ.get("JAXRL_CACHE"):
         top = Path(chosen).absolute()
@@ -21,19 +26,36 @@ def cache_directory(kind: str) -> Path:
     else:
         top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl"
     folder = top / kind
-    folder.mkdir(parents=True, exist_ok=True)
+    _made(folder)
     return folder
+
+
+def _made(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ImageBuildError:
+    return ImageBuildError(
+        f"{folder}: expected a folder that can be written, got {error.strerror}; set JAXRL_CACHE to one"
+    )
 
 
 def built(place: Path, build: Callable[[Path], None]) -> Path:
     """`place`, made by `build` in a folder beside it unless it exists; others see it only when whole.
 
-    Every file of it becomes readable by all and writable by none but its owner.
+    Every file of it becomes readable by all and writable by none but its owner. Raises `ImageBuildError`
+    if the folder around it cannot be written, and what `build` raises.
     """
     if place.exists():
         return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    _made(place.parent)
+    try:
+        making = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    except OSError as error:
+        raise _unwritable(place.parent, error) from error
     try:
         build(making)
         _open_to_all(making)

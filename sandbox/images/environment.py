@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sandbox.base import Image
 from sandbox.bubblewrap import locate
-from sandbox.images.cache import built, cache_directory
+from sandbox.images.cache import ImageBuildError, built, cache_directory
 
 MOUNT = "/opt/env"
 PYTHON = f"{MOUNT}/bin/python"
@@ -26,10 +26,6 @@ _FORMAT = "1"  # of what is built: part of its address
 _SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 # Git refuses repositories of another owner; in a sandbox the tree is the image's.
 _GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
-
-
-class ImageBuildError(RuntimeError):
-    """An image could not be built; the message says what is missing and what to do."""
 
 
 def build_environment(requirements: Path, *, workdir: str = "/testbed") -> Path:

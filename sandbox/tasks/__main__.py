@@ -163,19 +163,25 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("ids", nargs="*", help="instance ids; all without")
         if name == "validate":
             command.add_argument("--report", type=Path, default=Path("runs/tasks/validation.jsonl"))
-            command.add_argument("--jobs", type=int, default=2, help="tasks at a time (default 2)")
+            command.add_argument("--jobs", type=_positive, default=2, help="tasks at a time (default 2)")
         elif name != "reword":
             _add_rows(command)
     find = commands.add_parser("find")
     find.set_defaults(run=_find)
     find.add_argument("kind", choices=("mutation", "release_diff"))
     find.add_argument("keys", nargs="+", help="projects as name-version; for release_diff before and after")
-    find.add_argument("--count", type=int, default=14, help="mutations a project (default 14)")
-    find.add_argument("--tries", type=int, default=120, help="mutants tried a project (default 120)")
+    find.add_argument("--count", type=_positive, default=14, help="mutations a project (default 14)")
+    find.add_argument("--tries", type=_positive, default=120, help="mutants tried a project (default 120)")
     find.add_argument("--seed", type=int, default=0)
     for command in commands.choices.values():
         command.add_argument("--definitions", type=Path, default=Path("configs/tasks"))
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _add_rows(command: argparse.ArgumentParser) -> None:

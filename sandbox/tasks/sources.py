@@ -51,6 +51,10 @@ def fetch(release: Release) -> Path:
     """The archive as released, from the cache or by pip. Raises `SourceError` or `ImageBuildError`."""
     place = cache_directory("archives") / release.sha256
     archives = sorted(built(place, lambda top: _download(release, top)).iterdir())
+    if len(archives) != 1 or _digest(archives[0]) != release.sha256:
+        raise SourceError(
+            f"{place}: expected one archive of sha256 {release.sha256}; it was damaged: delete the folder"
+        )
     return archives[0]
 
 

@@ -58,11 +58,12 @@ async def validate(
 ) -> list[Proof]:
     """Proves the recipes that `report` does not prove yet, `jobs` at a time; appends to it.
 
-    Returns a proof of each recipe, in order. Raises `CatalogError`, `SourceError`, `ImageBuildError`.
+    Returns a proof of each recipe, in order. Raises `CatalogError` (also for a report that cannot be
+    written), `SourceError`, `ImageBuildError`.
     """
     known = load_report(report)
     proofs = {r.instance_id: known[r.instance_id] for r in recipes if _proven(r, known)}
-    report.parent.mkdir(parents=True, exist_ok=True)
+    _writable(report)
     left = [recipe for recipe in recipes if recipe.instance_id not in proofs]
     async for proof in _prove_all(provider, definitions, left, jobs):
         proofs[proof.instance_id] = proof
@@ -70,6 +71,17 @@ async def validate(
             file.write(json.dumps(asdict(proof)) + "\n")
         tell(f"{len(proofs)} of {len(recipes)}: {proof.instance_id}: {proof.problem or 'holds'}")
     return [proofs[recipe.instance_id] for recipe in recipes]
+
+
+def _writable(report: Path) -> None:
+    """Tried before the work whose result it shall hold."""
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.open("a").close()
+    except OSError as error:
+        raise CatalogError(
+            f"{report}: expected a file that can be written, got {error.strerror}; choose another --report"
+        ) from error
 
 
 def mark(recipe: Recipe) -> str:

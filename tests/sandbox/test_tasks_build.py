@@ -8,6 +8,7 @@ import pytest
 
 from sandbox.images.cache import built, cache_directory
 from sandbox.images.environment import ImageBuildError, build_environment
+from sandbox.tasks.__main__ import main
 from sandbox.tasks.build import Definitions
 from sandbox.tasks.catalog import CatalogError, load_catalog
 from sandbox.tasks.recipes import (
@@ -236,6 +237,45 @@ def test_an_archive_of_another_hash_is_refused(cache: Path, monkeypatch: pytest.
     with pytest.raises(SourceError, match="expected one archive"):
         source_tree(wanted)
     assert list(cache_directory("archives").iterdir()) == [] == list(cache_directory("sources").iterdir())
+
+
+def test_a_damaged_archive_of_the_cache_is_named(cache: Path) -> None:
+    wanted = Release(name="counts", version="1.0", sha256=release(cache, "1.0", TESTS))
+    archive = fetch(wanted)
+    archive.write_bytes(b"junk")
+    with pytest.raises(SourceError, match=rf"{wanted.sha256}: expected one archive .* delete the folder"):
+        source_tree(wanted)
+    archive.unlink()
+    with pytest.raises(SourceError, match="it was damaged"):
+        source_tree(wanted)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAXRL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ImageBuildError, match=r"file/sources: expected a folder .* set JAXRL_CACHE"):
+        cache_directory("sources")
+    with pytest.raises(ImageBuildError, match=r"/proc: expected a folder that can be written"):
+        built(Path("/proc/place"), lambda top: None)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["validate", "--jobs", "0"], ["find", "--count", "-1", "mutation", "x"]], ids=" ".join
+)
+def test_numbers_below_one_are_refused(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "expected a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_named_before_any_work(
+    definitions: Definitions, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    report = str(tmp_path / "file" / "report.jsonl")
+    assert main(["validate", "--definitions", str(definitions.folder), "--report", report]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {report}: ")
 
 
 def test_a_build_that_fails_leaves_nothing_and_one_that_ends_is_kept(tmp_path: Path) -> None:
