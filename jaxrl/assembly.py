@@ -106,6 +106,15 @@ def check_sizes(config: Config) -> None:
         )
 
 
+def check_step(config: Config, tasks: Tasks) -> None:
+    """Raises `ConfigError` if the training tasks are fewer than a step takes."""
+    wanted = config.rl.prompts_per_step
+    if wanted > len(tasks):
+        raise ConfigError(
+            f"rl.prompts_per_step = {wanted}: expected at most {len(tasks)}, the number of training tasks"
+        )
+
+
 def check_prompts(world: World, tasks: Tasks) -> None:
     """Raises `ConfigError` if the engine cannot hold a task's prompt and one token more."""
     longest = max(len(world.renderer.initial(task)) for task in tasks.specs)

@@ -24,6 +24,7 @@ from jaxrl.assembly import (
     build_tasks,
     check_prompts,
     check_sizes,
+    check_step,
     export_model,
     learner_options,
     open_parts,
@@ -111,6 +112,7 @@ class Trainer:
         self._held_out = build_tasks(config, "validation")
         for tasks in (self._tasks, self._held_out):
             check_prompts(parts.world, tasks)
+        check_step(config, self._tasks)
         self._cursor = TaskCursor(self._tasks.specs, position=opened.cursor)
         self._collector = Collector(parts.world, options=self._collecting(), on_retry=self._retried)
         self._retries = 0

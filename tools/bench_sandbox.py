@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox.base import HOST, Image, Limits, Sandbox, SandboxProvider
+from sandbox.base import HOST, Image, Limits, Sandbox, SandboxError, SandboxProvider
 from sandbox.containers.engine import connect
 from sandbox.containers.owner import LABEL
 from sandbox.docker_backend import DockerProvider
@@ -234,20 +234,31 @@ def subjects(arguments: argparse.Namespace) -> list[Subject]:
     return found
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
 def main() -> None:
     """Parses the command line, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for option, default in {"starts": 100, "live": 256, "cycles": 10_000}.items():
-        parser.add_argument(f"--{option}", type=int, default=default)
+        parser.add_argument(f"--{option}", type=_positive, default=default)
     parser.add_argument("--docker", default=os.environ.get("DOCKERD_SOCKET"))
     parser.add_argument("--podman", default=os.environ.get("PODMAN_SOCKET"))
     parser.add_argument("--image", default=os.environ.get("ENGINE_IMAGE", "jaxrl-test:latest"))
-    parser.add_argument("--engine-live", type=int, default=16)
-    parser.add_argument("--engine-cycles", type=int, default=20)
+    parser.add_argument("--engine-live", type=_positive, default=16)
+    parser.add_argument("--engine-cycles", type=_positive, default=20)
     parser.add_argument("--engines-only", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = [asyncio.run(measure(subject)) for subject in subjects(arguments)]
+    if not (chosen := subjects(arguments)):
+        parser.error("--engines-only: expected --docker or --podman with an address")
+    try:
+        results = [asyncio.run(measure(subject)) for subject in chosen]
+    except SandboxError as error:
+        sys.exit(f"bench_sandbox.py: error: {error}")
     print(table(results))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

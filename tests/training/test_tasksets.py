@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.assembly import build_tasks
+from jaxrl.assembly import build_tasks, check_step
 from jaxrl.config import ConfigError, load
 from jaxrl.contracts import Outcome
 from jaxrl.rollout.agent import World, run_episode
@@ -65,6 +65,14 @@ def test_wrong_splits_are_one_clear_sentence(keys: dict[str, str], split, words:
 def test_what_is_missing_is_named(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_tasks(load(overrides=overrides), "train")
+
+
+def test_a_step_of_more_tasks_than_there_are_is_refused() -> None:
+    config = load(overrides=["tasks.train_count=16", "rl.prompts_per_step=16"])
+    tasks = build_tasks(config, "train")
+    check_step(config, tasks)
+    with pytest.raises(ConfigError, match="rl.prompts_per_step = 17: expected at most 16"):
+        check_step(load(overrides=["rl.prompts_per_step=17"]), tasks)
 
 
 def test_the_first_tasks_of_a_set() -> None:
