@@ -35,13 +35,19 @@ FAULTS = (CatalogError, RowsError, SourceError, ImageBuildError, SandboxError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if a task does not hold or an image is missing, 2 for a wrong definition or use."""
+    """Exit status: 0, 1 if a task does not hold or an image is missing, 2 for a wrong definition or use.
+
+    130 after Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
     except FAULTS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; what was made or proven until now is kept", file=sys.stderr)
+        return 130
 
 
 def tell(text: str) -> None:

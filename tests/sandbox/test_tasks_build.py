@@ -269,6 +269,17 @@ def test_numbers_below_one_are_refused(arguments: list[str], capsys: pytest.Capt
     assert "expected a whole number of at least 1" in capsys.readouterr().err
 
 
+def test_a_keyboard_interrupt_is_one_line(
+    definitions: Definitions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Definitions, "task", interrupted)
+    assert main(["build", "--definitions", str(definitions.folder)]) == 130
+    assert capsys.readouterr().err.startswith("stopped; ")
+
+
 def test_a_report_that_cannot_be_written_is_named_before_any_work(
     definitions: Definitions, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
