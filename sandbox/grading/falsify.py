@@ -133,7 +133,13 @@ def _changed(sides: Sequence[ast.expr], random: Random) -> Edit | None:
     """One literal side of an equality becomes another one."""
     for side in random.sample(sides, len(sides)):
         if (changed := other(side, random)) is not None:
-            return _edit(side, ast.unparse(changed))
+            # No more than the one constant is written anew: how the rest is written would tell.
+            pairs = zip(ast.walk(side), ast.walk(changed), strict=True)
+            return next(
+                _edit(old, ast.unparse(new))
+                for old, new in pairs
+                if isinstance(old, ast.Constant) and isinstance(new, ast.Constant) and old.value != new.value
+            )
     return None
 
 
