@@ -118,3 +118,12 @@ def total(prices): return Sum(0)
     verdicts = [shop.fresh().grade({"shop/sums.py": guess + CHEAPEST}, one).status for _ in range(10)]
     assert verdicts.count("resolved") <= 4, verdicts  # by chance more often once in 5000 runs
     assert shop.fresh().grade({"shop/sums.py": FIXED}, one).status == "resolved"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_scan")
+def test_what_equals_everything_fails_where_the_test_has_no_literal(shop: Bench) -> None:
+    equal = tuple(each for each in HIDDEN.fail_to_pass if "equal_prices" in each)
+    liar = LIARS["a number equal to everything"] + CHEAPEST
+    verdict = shop.fresh().grade({"shop/sums.py": liar}, dataclasses.replace(HIDDEN, fail_to_pass=equal))
+    assert verdict.status == "tampering", verdict
