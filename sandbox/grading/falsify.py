@@ -127,8 +127,8 @@ def _condition(test: ast.expr, random: Random) -> Edit | None:
             [left, right], random
         ):
             return edit
-        case ast.Compare(ops=[ast.Eq()], comparators=[right]):
-            return _other_result(right, random)
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            return _other_result(random.choice([left, right]), random)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _FLIPPED:
             return _edit(test, f"({ast.unparse(ast.Compare(left, [_FLIPPED[type(op)]()], [right]))})")
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -153,7 +153,10 @@ def _changed(sides: Sequence[ast.expr], random: Random) -> Edit | None:
 
 
 def _other_result(side: ast.expr, random: Random) -> Edit:
-    """Another value of the same type, made when the test runs: what equals everything equals that, too."""
+    """Another value of the same type, made when the test runs: what equals everything equals that, too.
+
+    Of either side, by chance: nothing here tells which one is the code's.
+    """
     return _edit(side, _OTHER.format(n=random.randint(1, 9), side=ast.unparse(side)))
 
 
@@ -167,7 +170,7 @@ def _method(call: ast.Call, random: Random) -> Edit | None:
     if name in _EQUALITIES and (edit := _changed(call.args[:2], random)):
         return edit
     if name == "assertEqual" and len(call.args) > 1 and not _starred(call.args):
-        return _other_result(call.args[1], random)
+        return _other_result(random.choice(call.args[:2]), random)
     if name in _METHODS:
         return _edit(call.func, f"self.{_METHODS[name]}")
     if name in _RAISES:

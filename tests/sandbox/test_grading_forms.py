@@ -49,7 +49,7 @@ def test_a_result_is_compared_with_another_of_its_type(value: object) -> None:
     for seed in range(20):
         edit = falsify(statement, Random(seed))
         assert edit is not None
-        other_value = eval(edit.text, {"f": lambda x: value, "x": 0})
+        other_value = eval(edit.text, {"f": lambda x: value, "x": 0, "got": value})
         assert other_value != value and Anything() == other_value
         assert type(other_value) in (type(value), object)
         assert (type(other_value) is object) == (value in (None, int, ...)) or value == {"n": 3}
