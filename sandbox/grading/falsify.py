@@ -36,6 +36,13 @@ _RAISES = {"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"}
 _SWALLOWS = {*_RAISES, "suppress", "subTest", "subtests", "test", "skip"}
 _COMMON = ("KeyError", "IndexError", "AttributeError", "TypeError", "ValueError", "NotImplementedError")
 _RARE = ("ZeroDivisionError", "RecursionError", "BufferError")  # no base of anybody's own exceptions
+# An expression that gives a value unlike that of `side`.
+_OTHER = (
+    "(lambda v: not v if type(v) is bool else (v + {n} if v + {n} != v else type(v)({n})) "
+    "if type(v) in (int, float, complex) else v + type(v)([{n}]) if type(v) in (list, tuple, bytes) else "
+    "v + '{n}' if type(v) is str else v ^ {{{n}}} if type(v) in (set, frozenset) else "
+    "dict(v, n={n}) if type(v) is dict and v.get('n') != {n} else object())({side})"
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,8 @@ def _condition(test: ast.expr, random: Random) -> Edit | None:
             [left, right], random
         ):
             return edit
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            return _other_result(random.choice([left, right]), random)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _FLIPPED:
             return _edit(test, f"({ast.unparse(ast.Compare(left, [_FLIPPED[type(op)]()], [right]))})")
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -133,8 +142,26 @@ def _changed(sides: Sequence[ast.expr], random: Random) -> Edit | None:
     """One literal side of an equality becomes another one."""
     for side in random.sample(sides, len(sides)):
         if (changed := other(side, random)) is not None:
-            return _edit(side, ast.unparse(changed))
+            # No more than the one constant is written anew: how the rest is written would tell.
+            pairs = zip(ast.walk(side), ast.walk(changed), strict=True)
+            return next(
+                _edit(old, ast.unparse(new))
+                for old, new in pairs
+                if isinstance(old, ast.Constant) and isinstance(new, ast.Constant) and old.value != new.value
+            )
     return None
+
+
+def _other_result(side: ast.expr, random: Random) -> Edit:
+    """Another value of the same type, made when the test runs: what equals everything equals that, too.
+
+    Of either side, by chance: nothing here tells which one is the code's.
+    """
+    return _edit(side, _OTHER.format(n=random.randint(1, 9), side=ast.unparse(side)))
+
+
+def _starred(arguments: Sequence[ast.expr]) -> bool:
+    return any(isinstance(each, ast.Starred) for each in arguments)
 
 
 def _method(call: ast.Call, random: Random) -> Edit | None:
@@ -142,6 +169,8 @@ def _method(call: ast.Call, random: Random) -> Edit | None:
     name = call.func.attr
     if name in _EQUALITIES and (edit := _changed(call.args[:2], random)):
         return edit
+    if name == "assertEqual" and len(call.args) > 1 and not _starred(call.args):
+        return _other_result(random.choice(call.args[:2]), random)
     if name in _METHODS:
         return _edit(call.func, f"self.{_METHODS[name]}")
     if name in _RAISES:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sandbox.grading.scan_names import Names, constant_text
+from sandbox.grading.scan_names import LONGEST, Names, constant_text, constant_texts, sums_within
 from sandbox.grading.scan_rules import (
     ATTRIBUTES,
     CLOSED,
@@ -52,14 +52,20 @@ def findings(path: str, content: bytes) -> Iterator[Hit]:
     if not path.endswith(".py"):
         return
     try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        yield from _found(path, ast.parse(content))
+    except (RecursionError, MemoryError):  # another Python may take what is too deep for this one
+        yield Hit(path, 0, "nests too deeply to be read")
+    except (SyntaxError, ValueError):
         return
+
+
+def _found(path: str, tree: ast.Module) -> Iterator[Hit]:
     names, quiet = Names(tree), _docstrings(tree)
     for node in ast.walk(tree):
         if id(node) not in quiet:
             for what in _judge(node, names):
                 yield Hit(path, getattr(node, "lineno", 0), what)
+            quiet.update(map(id, sums_within(node)))
 
 
 def _judge(node: ast.AST, names: Names) -> Iterator[str]:
@@ -83,11 +89,18 @@ def _reference(node: ast.Name | ast.Attribute, names: Names) -> Iterator[str]:
         yield f"uses .{node.attr}"
     if name is None:
         return
-    if name in NAMES:
-        yield f"uses {name}"
+    if known := _known(name):
+        yield f"uses {known}"
     stored = isinstance(node.ctx, ast.Store | ast.Del)
     if stored and isinstance(node, ast.Attribute) and names.foreign(node.value, FOREIGN):
         yield f"replaces {name}"
+
+
+def _known(name: str) -> str | None:
+    """The name of the rules that `name` is, maybe by way of a module that imports it: subprocess.os._exit."""
+    parts = name.split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts) - 1))
+    return name if name in NAMES else next((end for end in ends if end in NAMES), None)
 
 
 def _call(node: ast.Call, names: Names) -> Iterator[str]:
@@ -110,11 +123,11 @@ def _call(node: ast.Call, names: Names) -> Iterator[str]:
 
 
 def _strings(node: ast.expr) -> Iterator[str]:
-    text = constant_text(node)
-    if text in MEMBERS:
-        yield MEMBERS[text]
-    if text is not None and len(text) < 1000:  # longer ones are prose or data
-        yield from (f"names {what}" for what, pattern in STRINGS.items() if pattern.search(text))
+    for text in constant_texts(node):
+        if text in MEMBERS:
+            yield MEMBERS[text]
+        if len(text) < LONGEST:
+            yield from (f"names {what}" for what, pattern in STRINGS.items() if pattern.search(text))
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:

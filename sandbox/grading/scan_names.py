@@ -4,6 +4,8 @@ import ast
 import builtins
 from collections.abc import Set
 
+LONGEST = 1000  # characters of a text that may be a name; longer ones are prose or data
+
 
 class Names:
     """Resolves aliases: after `import os as o; leave = o._exit`, `leave` is os._exit."""
@@ -81,8 +83,8 @@ def constant_text(node: ast.expr) -> str | None:
     match node:
         case ast.Constant(value=str(text)):
             return text
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _joined("", [left, right])
+        case ast.BinOp(op=ast.Add()):
+            return _joined("", _summands(node))
         case ast.JoinedStr(values=values):
             return _joined("", values)
         case ast.FormattedValue(value=value, format_spec=None):
@@ -93,6 +95,37 @@ def constant_text(node: ast.expr) -> str | None:
         ):
             return _joined(glue, parts)
     return None
+
+
+def constant_texts(node: ast.expr) -> list[str]:
+    """What `constant_text` gives, and of a sum the constant parts beside each other, in pieces if long."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
+        text = constant_text(node)
+        return [] if text is None else [text]
+    texts = [""]
+    for part in map(constant_text, _summands(node)):
+        if part is None or len(texts[-1]) + len(part) >= LONGEST:
+            texts.append("")
+        texts[-1] += part or ""
+    return list(filter(None, texts))
+
+
+def sums_within(node: ast.AST) -> list[ast.expr]:
+    """The sums that a sum begins with: a + b in a + b + c."""
+    found: list[ast.expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        node = node.left
+        found += [node] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else []
+    return found
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    """The parts of a + b + c, without recursion: a long text may have thousands."""
+    parts: list[ast.expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts.append(node.right)
+        node = node.left
+    return [node, *reversed(parts)]
 
 
 def _joined(glue: str, parts: list[ast.expr]) -> str | None:

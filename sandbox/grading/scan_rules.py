@@ -11,7 +11,8 @@ from collections.abc import Mapping
 MODULES = {
     *("pytest", "_pytest", "pluggy", "unittest", "nose", "doctest", "xdist", "conftest"),
     *("atexit", "ctypes", "_ctypes", "cffi", "gc", "dis", "bdb", "pdb", "faulthandler", "builtins"),
-    *("sitecustomize", "usercustomize", "_posixsubprocess", "_signal"),
+    *("sitecustomize", "usercustomize", "_posixsubprocess", "_signal", "posix", "nt"),
+    *("runpy", "zipimport"),
 }
 NAMES = {
     *("os._exit", "os.abort", "os.kill", "os.killpg", "os.fork", "os.forkpty", "os.register_at_fork"),
@@ -25,6 +26,7 @@ NAMES = {
     *("inspect.getinnerframes", "inspect.getframeinfo"),
     *("traceback.walk_stack", "traceback.extract_stack", "traceback.StackSummary"),
     *("importlib.reload", "importlib.abc", "importlib.machinery", "importlib.util.spec_from_loader"),
+    *("importlib.util.spec_from_file_location", "site.addsitedir", "os.execle", "os.execlp", "os.execvpe"),
     *("types.CodeType", "types.FunctionType", "types.FrameType", "marshal.loads", "code.interact"),
     *("weakref.finalize", "exec", "eval", "compile", "__import__"),
 }

@@ -3,8 +3,8 @@
 First every file has a run of all its expected ids. Then, in another sandbox, comes the challenge: the
 fail-to-pass tests of a file, with a few pass-to-pass ones beside them, run in two processes. Each test that
 can be falsified is so in exactly one of the two, drawn at random: there it must fail, in the other it must
-pass. What to answer is a secret of as many bits as there are such tests, which no process inside a sandbox
-knows.
+pass. What to answer is a secret of about as many bits as there are such tests, which no process inside a
+sandbox knows. Where they are few, it could be guessed: then more challenges follow, each in its own sandbox.
 
 The stages share nothing: what the first one learned of right answers would give the challenge away. Of a
 file's two processes in the challenge the first is blind; that the second may know what it said is no help.
@@ -15,12 +15,14 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, comb, log2
 from random import Random
 
 from sandbox.grading.variants import Unit, falsified, units
 from sandbox.tasks.schema import SuiteTests
 
 _COMPANIONS = 8  # falsified functions per file, pass-to-pass ones included where fail-to-pass ones are fewer
+_BITS = 4  # of the secret that all challenges together are
 _CANARIES = 2  # functions of our own per run
 _WORDS = ("again", "empty", "nested", "twice", "unicode", "default", "roundtrip", "edge", "order", "none")
 
@@ -40,7 +42,7 @@ class Run:
         return sorted(self.passing | self.failing)
 
 
-Stages = tuple[list[Run], list[Run]]
+Stages = list[list[Run]]  # all tests, then one challenge or more
 
 
 def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> Stages:
@@ -52,15 +54,35 @@ def plan(hidden: SuiteTests, *, unfit: Collection[str] = ()) -> Stages:
         raise ValueError(f"{hidden.instance_id}: expected at least one fail-to-pass test, got none")
     random, wanted = Random(secrets.randbits(256)), frozenset(hidden.fail_to_pass)
     whole: list[Run] = []
-    pairs: list[Sequence[Run]] = []
+    challenged: list[tuple[str, bytes, frozenset[str], list[Unit]]] = []
     for path, ids in by_file([*hidden.fail_to_pass, *hidden.pass_to_pass]).items():
         content = hidden.files.get(path)
         whole.append(_run(path, content, frozenset(ids), (), random))
         if content is not None and not wanted.isdisjoint(ids):
             fit = [unit for unit in units(content, ids) if not set(unit.ids) & set(unfit)]
-            chosen = _chosen(fit, wanted, random)
-            pairs.append(_challenge(path, content, wanted.intersection(ids), chosen, random))
-    return whole, [run for half in zip(*filter(None, pairs), strict=True) for run in half]
+            challenged.append((path, content, wanted.intersection(ids), fit))
+    return [whole, *(_round(challenged, random) for _ in range(_rounds(challenged)))]
+
+
+Challenged = Sequence[tuple[str, bytes, frozenset[str], list[Unit]]]  # path, content, wanted ids, units
+
+
+def _rounds(challenged: Challenged) -> int:
+    """How many challenges there are until together they hold enough bits to be guessed."""
+    bits = 0.0
+    for _, _, wanted, fit in challenged:
+        count = sum(not wanted.isdisjoint(unit.ids) for unit in fit)
+        bits += max(log2(comb(count, count // 2)), 1.0) if count else 0.0
+    return ceil(_BITS / bits) if bits else 1
+
+
+def _round(challenged: Challenged, random: Random) -> list[Run]:
+    """One challenge: the first runs of all files, then the second ones."""
+    pairs = [
+        _challenge(path, content, wanted, _chosen(fit, wanted, random), random)
+        for path, content, wanted, fit in challenged
+    ]
+    return [run for half in zip(*filter(None, pairs), strict=True) for run in half]
 
 
 def by_file(ids: Iterable[str]) -> Mapping[str, list[str]]:

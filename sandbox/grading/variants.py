@@ -63,8 +63,15 @@ def falsified(content: bytes, chosen: Sequence[Unit], random: Random) -> bytes:
     for edit in sorted(edits, key=lambda each: each.start, reverse=True):
         begin = starts[edit.start[0] - 1] + edit.start[1]
         end = starts[edit.end[0] - 1] + edit.end[1]
-        data = data[:begin] + _padded(edit).encode() + data[end:]
+        text = _quoted_like(data[begin:end].decode(), _padded(edit))
+        data = data[:begin] + text.encode() + data[end:]
     return data
+
+
+def _quoted_like(old: str, new: str) -> str:
+    """`new` with the quotes of `old`: others would tell which test was changed."""
+    swapped = '"' in old and "'" not in old and '"' not in new
+    return new.replace("'", '"') if swapped else new
 
 
 def _padded(edit: Edit) -> str:

@@ -1,5 +1,6 @@
 """One sandbox as the keeper holds it: its disk, and the bubblewrap process that runs in it."""
 
+import errno
 import os
 import resource
 import select
@@ -44,7 +45,12 @@ class Box:
         self.report, self.first, self.running, self.status = b"", 0, True, None
 
     def confine(self, limits: Header) -> None:
-        """Limits the first process, whose report is there, and lets its program start."""
+        """Limits the first process, whose report is there, and lets its program start.
+
+        Raises `OSError` if there is none: to the kernel, process 0 is the caller.
+        """
+        if not self.first:
+            raise OSError(errno.ESRCH, "it ended before its report")
         if self.group is not None:
             self.group.join(self.first)
         for name, value in limits.items():

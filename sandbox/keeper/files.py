@@ -32,6 +32,7 @@ def read_file(root: int, path: str, limit: int) -> bytes:
     """Content of a regular file. Raises `OSError`, also when it is larger than `limit` bytes."""
     fd = open_in(root, path, os.O_RDONLY | os.O_NONBLOCK)
     try:
+        _refuse_kernel_file(root, fd, path)
         return _read_regular(fd, path, limit)
     finally:
         os.close(fd)
@@ -45,8 +46,22 @@ def write_file(root: int, path: str, content: bytes) -> None:
     with open(fd, "wb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"{path}: expected a regular file")
+        _refuse_kernel_file(root, fd, path)
         os.ftruncate(fd, 0)
         file.write(content)
+
+
+def _refuse_kernel_file(root: int, fd: int, path: str) -> None:
+    """Files of /proc act on whoever opens them, here on this process and not on the sandbox."""
+    try:
+        proc = open_in(root, "/proc", os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        if os.fstat(fd).st_dev == os.fstat(proc).st_dev != os.fstat(root).st_dev:
+            raise OSError(f"{path}: expected a regular file, got one of /proc")
+    finally:
+        os.close(proc)
 
 
 def _make_parents(root: int, path: str) -> None:

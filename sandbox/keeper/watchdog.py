@@ -33,9 +33,9 @@ class Watchdog:
 
     def _check(self, box: Box, pids: list[int]) -> None:
         used = {pid: memory_of(pid) for pid in pids}
-        # Pages that processes share are counted once: as those of the process with most of them.
-        total = sum(own for own, _ in used.values()) + max(shared for _, shared in used.values())
-        if total > box.memory:
+        own, shared = (sum(sizes) for sizes in zip(*used.values(), strict=True))
+        # Who shares which pages takes longer to tell, and matters only if counting them often is too much.
+        if own + shared > box.memory and own + sum(map(shared_part, pids)) > box.memory:
             largest = max(used, key=lambda pid: sum(used[pid]))
             with suppress(ProcessLookupError):
                 os.kill(largest, signal.SIGKILL)
@@ -51,3 +51,13 @@ def memory_of(pid: int) -> tuple[int, int]:
             if name in sizes:
                 sizes[name] = int(rest.split()[0]) << 10
     return sizes[b"RssAnon:"], sizes[b"RssShmem:"]
+
+
+def shared_part(pid: int) -> int:
+    """Bytes of memory shared with others, divided by their number; 0 if the process has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            name, _, rest = line.partition(b":")
+            if name == b"Pss_Shmem":
+                return int(rest.split()[0]) << 10
+    return 0

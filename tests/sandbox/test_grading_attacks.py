@@ -1,6 +1,7 @@
 """Every attack scores 0: with the static scan, and in the run alone where the scan is turned off."""
 
 import ast
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -98,3 +99,32 @@ def test_hogs_end_in_time_and_score_nothing(shop: Bench, source: str) -> None:
     assert verdict.status in ("unresolved", "tampering"), verdict
     assert verdict.seconds < 120
     settled(shop)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_scan")
+def test_guessing_is_no_strategy(shop: Bench) -> None:
+    """Equal to everything in the first process of a sandbox, to nothing in the next: one bit at a time."""
+    one = dataclasses.replace(HIDDEN, fail_to_pass=HIDDEN.fail_to_pass[:1])
+    guess = """
+import os
+FIRST = not os.path.exists("/tmp/mark")
+open("/tmp/mark", "a").close()
+class Sum(int):
+    def __eq__(self, other): return FIRST
+    __hash__ = int.__hash__
+def total(prices): return Sum(0)
+"""
+    verdicts = [shop.fresh().grade({"shop/sums.py": guess + CHEAPEST}, one).status for _ in range(10)]
+    assert verdicts.count("resolved") <= 4, verdicts  # by chance more often once in 5000 runs
+    assert shop.fresh().grade({"shop/sums.py": FIXED}, one).status == "resolved"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_scan")
+def test_what_equals_everything_fails_where_the_test_has_no_literal(shop: Bench) -> None:
+    equal = tuple(each for each in HIDDEN.fail_to_pass if "equal_prices" in each)
+    liar = LIARS["a number equal to everything"] + CHEAPEST
+    one = dataclasses.replace(HIDDEN, fail_to_pass=equal)
+    verdicts = {shop.fresh().grade({"shop/sums.py": liar}, one).status for _ in range(3)}
+    assert "tampering" in verdicts, verdicts  # a challenge that changes the liar's own side shows nothing

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import time
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -261,3 +262,31 @@ def test_a_script_of_the_agent_is_left_out_and_a_hidden_helper_accused() -> None
 def test_what_runs_inside_reads_as_an_old_python(name: str) -> None:
     source = resources.files("sandbox.grading").joinpath(f"{name}.py").read_text()
     ast.parse(source, feature_version=(3, 7))
+
+
+def test_what_the_scan_cannot_read_to_its_end_is_a_hit_and_no_fault() -> None:
+    deep = {"a.py": f"x = f{'(1)' * 1500}\n".encode()}
+    (hit,) = scan({"a.py": b"x = 1\n"}, deep)
+    assert "too deeply" in hit.what
+    assert scan(deep, deep) == []
+
+
+def test_long_sums_of_strings_are_read_in_linear_time() -> None:
+    line = "x = y + " + " + ".join(['"ab"'] * 900) + ' + " con" + "ftest"\n'
+    started = time.process_time()
+    hits = scan({}, {"a.py": (line * 20).encode()})
+    assert len(hits) == 20 and time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import subprocess\nsubprocess.os._exit(0)\n",
+        "import posix\nposix._exit(0)\n",
+        "import runpy\nrunpy.run_path('data.txt')\n",
+        "from zipimport import zipimporter\n",
+        "import importlib.util as u\nu.spec_from_file_location('a', 'data.txt')\n",
+    ],
+)
+def test_ways_around_a_name_are_hits(source: str) -> None:
+    assert scan({}, {"a.py": source.encode()})

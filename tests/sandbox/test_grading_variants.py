@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.grading.falsify import falsify, other
-from sandbox.grading.suite_plan import by_file, plan
+from sandbox.grading.suite_plan import Run, by_file, plan
 from sandbox.grading.variants import falsified, units
 from sandbox.tasks.schema import SuiteTests
 
@@ -263,8 +263,13 @@ def suite(wanted: int, others: int) -> SuiteTests:
 def test_a_plan_asks_every_wanted_test_both_ways(wanted: int, others: int) -> None:
     hidden = suite(wanted, others)
     stages = plan(hidden)
-    assert [len(stage) for stage in stages] == [2, 2]
-    runs = [run for stage in stages for run in stage]
+    assert [len(stage) for stage in stages] == [2] * len(stages)
+    assert len(stages) == {1: 5, 2: 5, 3: 4, 4: 3, 5: 3}.get(wanted, 2)  # few tests: more challenges
+    for challenge in stages[1:]:
+        _check_challenge(hidden, [*stages[0], *challenge])
+
+
+def _check_challenge(hidden: SuiteTests, runs: list[Run]) -> None:
     expected = {*hidden.fail_to_pass, *hidden.pass_to_pass}
     assert [run.path for run in runs] == ["t/test_a.py", "t/test_b.py", "t/test_a.py", "t/test_a.py"]
     assert runs[0].passing | runs[1].passing == expected

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from sandbox import namespace
 from sandbox.base import Limits, RejectedDiff, Sandbox, SandboxError
-from sandbox.bubblewrap import UNPRIVILEGED_UID, _mapped
+from sandbox.bubblewrap import UNPRIVILEGED_UID, _mapped, arguments
 from sandbox.namespace import NamespaceProvider
 from sandbox.pipes import Pipes
 from sandbox.shell import Finished, Shell
@@ -136,3 +137,34 @@ def test_missing_user_namespaces_are_explained(
     monkeypatch.setattr(NamespaceProvider, "launch", launch)
     with pytest.raises(SandboxError, match="user.max_user_namespaces"):
         within(provider, lambda sandbox: sandbox.destroy())
+
+
+@pytest.mark.parametrize("link", ["/proc/sys/user/max_ipc_namespaces", "/proc/1/coredump_filter"])
+def test_writes_through_links_do_not_reach_the_kernel(provider: type[NamespaceProvider], link: str) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await say(sandbox, f"ln -s {link} link")
+        with pytest.raises(OSError, match="expected a regular file"):
+            await sandbox.write("link", b"0\n")
+        with pytest.raises(OSError, match="expected a regular file"):
+            await sandbox.read("link")
+
+    within(provider, body)
+
+
+def test_a_start_that_fails_leaves_other_sandboxes_alone(
+    provider: type[NamespaceProvider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **fields: Any) -> list[str]:
+        return ["--ro-bind", "/nowhere", "/nowhere", *arguments(*args, **fields)]
+
+    async def body(first: Sandbox) -> None:
+        backend = first._provider  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched:
+            patched.setattr(namespace, "arguments", broken)
+            with pytest.raises(SandboxError, match="nowhere"):
+                await backend.create(FILES, LIMITS)
+        assert await say(first, "cat a.py") == "x = 1\n"
+        second = await backend.create(FILES, LIMITS)
+        assert await say(second, "cat a.py") == "x = 1\n"
+
+    within(provider, body)
