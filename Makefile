@@ -22,7 +22,7 @@ train: $(READY)  ## the quickstart, or ARGS="configs/other.yaml run.steps=3"
 	$(PY) -m jaxrl.train $(ARGS)
 
 test: $(READY)  ## everything but the slow suites
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(READY)  ## the slow suites
 	$(PY) -m pytest -m slow $(ARGS)
