@@ -151,6 +151,8 @@ def _start(config: dict[str, Any]) -> subprocess.Popen[bytes]:
             hard = resource.getrlimit(number)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(number, (value, value))
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)  # a background job's are ignored, and our SIGHUP is
         if config["tty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 

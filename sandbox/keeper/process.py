@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import selectors
-import signal
 import socket
 from typing import Any
 
@@ -20,6 +19,7 @@ from sandbox.keeper.changes import changes
 from sandbox.keeper.disk import Disk
 from sandbox.keeper.files import open_in, read_file, write_file
 from sandbox.keeper.roots import root_arguments
+from sandbox.keeper.signals import CATCHABLE
 from sandbox.keeper.terminal import Program, kill_tree, open_pair, start
 from sandbox.keeper.watchdog import PERIOD, Watchdog
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
@@ -262,6 +262,6 @@ def _spawn(program: str, arguments: list[str], rules: str, fds: tuple[int, int, 
     streams = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in ((stdin, 0), (stdout, 1), (stdout, 2))]
     command = [program, *(str(part) for item in own.items() for part in item), *arguments]
     try:
-        return os.posix_spawn(program, command, {}, file_actions=streams, setsigdef=[signal.SIGPIPE])
+        return os.posix_spawn(program, command, {}, file_actions=streams, setsigdef=CATCHABLE)
     finally:
         os.close(seccomp)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sandbox.keeper.cgroups import Group
 from sandbox.keeper.files import open_in
+from sandbox.keeper.signals import restore_defaults
 
 _UNLOCK, _PEER = 0x40045431, 0x5441  # ioctls TIOCSPTLCK and TIOCGPTPEER, as on x86-64 and aarch64
 _NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
@@ -136,7 +137,7 @@ def _execute(program: Program, slave: int) -> None:
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    restore_defaults()
     _restrict(program.filter)
     for command in program.commands:
         with suppress(FileNotFoundError):

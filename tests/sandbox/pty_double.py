@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sandbox.base import Diff, ExecResult, SandboxError
+from sandbox.keeper.signals import restore_defaults
 
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
@@ -27,6 +28,7 @@ class PtyTerminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
+            preexec_fn=restore_defaults,
             env={"PATH": PATH, "HOME": str(folder), "LANG": "C.UTF-8"},
         )
         os.close(theirs)

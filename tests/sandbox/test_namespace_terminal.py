@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 from collections.abc import Awaitable, Callable
 
 from sandbox.base import Limits, SandboxError
@@ -55,6 +56,30 @@ def test_terminal_is_as_confined_as_the_shell() -> None:
         assert set(re.findall(rb"-> (\S+)", await sandbox.read("t"))) == {b"/dev/pts/0"}
 
     within(body)
+
+
+def test_what_a_background_job_ignores_is_not_ignored_inside() -> None:
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+
+    async def body(sandbox: NamespaceSandbox) -> None:
+        mask = int((await sandbox.exec("grep SigIgn /proc/self/status", 10)).output.split()[1], 16)
+        assert not [number for number in numbers if mask >> (number - 1) & 1]
+        terminal = await sandbox.terminal()
+        await terminal.send(b"sleep 60\n")
+        await until(terminal, b"sleep 60")
+        code = b""
+        async with asyncio.timeout(20):
+            while b"code 130" not in code:
+                await terminal.send(b"\x03")
+                await terminal.send(b"echo code $?\n")
+                code += await terminal.receive(0.5)
+
+    try:
+        within(body)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_terminal_ends_when_the_sandbox_is_rebuilt() -> None:
