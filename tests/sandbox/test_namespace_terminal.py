@@ -66,8 +66,8 @@ def test_what_a_background_job_ignores_is_not_ignored_inside() -> None:
         mask = int((await sandbox.exec("grep SigIgn /proc/self/status", 10)).output.split()[1], 16)
         assert not [number for number in numbers if mask >> (number - 1) & 1]
         terminal = await sandbox.terminal()
-        await terminal.send(b"sleep 60\n")
-        await until(terminal, b"sleep 60")
+        await terminal.send(b"echo rea''dy; sleep 60\n")
+        await until(terminal, b"ready")  # or the key would reach a shell that is not up yet
         code = b""
         async with asyncio.timeout(20):
             while b"code 130" not in code:
