@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sandbox.base import Diff, ExecResult, SandboxError
-from sandbox.keeper.signals import restore_defaults
 
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
@@ -23,12 +22,12 @@ class PtyTerminal:
     def __init__(self, folder: Path, program: list[str]) -> None:
         self._master, theirs = pty.openpty()
         self._process = subprocess.Popen(
-            ["setsid", "--ctty", *program],
+            # A background job ignores SIGINT, and so would all that it starts.
+            ["env", "--default-signal", "setsid", "--ctty", *program],
             cwd=folder,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            preexec_fn=restore_defaults,
             env={"PATH": PATH, "HOME": str(folder), "LANG": "C.UTF-8"},
         )
         os.close(theirs)
