@@ -105,15 +105,17 @@ def _of_split(config: Config, split: Split, names: Mapping[str, str]) -> set[str
 
 def _rows(config: Config, split: Split, resource: Callable[[str], Path]) -> Tasks:
     rows: str | None = getattr(config.tasks, f"{split}_rows")
-    for key, value in ((f"{split}_rows", rows), ("images", config.tasks.images)):
+    stored = config.sandbox.backend == "docker"  # which has its images in the engine's own store
+    needed = {f"{split}_rows": rows} | ({} if stored else {"images": config.tasks.images})
+    for key, value in needed.items():
         if value is None:
             raise ConfigError(f"tasks.{key}: expected a path with tasks.set = r2e_gym, got null")
-    assert rows is not None and config.tasks.images is not None
+    assert rows is not None
     try:
-        tasks = R2EGymTasks(resource(rows), resource(config.tasks.images))
+        tasks = R2EGymTasks(resource(rows), resource(config.tasks.images or "."))
     except (RowsError, OSError) as error:
         raise ConfigError(f"tasks.{split}_rows = {rows}: {error}") from error
-    if config.sandbox.backend == "docker":  # which has its images in the engine's own store
+    if stored:
         tasks.specs = [replace(spec, image=replace(spec.image, root=None)) for spec in tasks.specs]
     elif missing := tasks.missing_images():
         raise ConfigError(

@@ -21,9 +21,11 @@ from sandbox.grading.suite import SuiteGrader
 from sandbox.namespace import NamespaceProvider
 from sandbox.pool import SandboxPool
 from sandbox.tasks.build import Definitions, load_task_set
+from sandbox.tasks.r2e_gym import R2EGymTasks
 from sandbox.tasks.recipes import MutationRecipe
 from sandbox.tasks.schema import SuiteTests
 from tests.rollout.rollout_fakes import ATTEMPT, END, TOKENIZER, FakeGenerator
+from tests.sandbox.test_tasks_r2e import row, written
 
 DEFINITIONS = Path(__file__).parents[2] / "configs" / "tasks"
 NAMES = {"a": "one", "b": "two", "c": "two", "d": "three"}
@@ -73,6 +75,19 @@ def test_a_step_of_more_tasks_than_there_are_is_refused() -> None:
     check_step(config, tasks)
     with pytest.raises(ConfigError, match="rl.prompts_per_step = 17: expected at most 16"):
         check_step(load(overrides=["rl.prompts_per_step=17"]), tasks)
+
+
+def test_rows_with_images_in_an_engine_or_in_a_folder(tmp_path: Path) -> None:
+    rows = written(tmp_path, [row(1), row(2)])
+    keys = ["tasks.set=r2e_gym", f"tasks.train_rows={rows}"]
+    specs = build_tasks(load(overrides=[*keys, "sandbox.backend=docker"]), "train").specs
+    assert len(specs) == 2 and all(spec.image.root is None and spec.image.name for spec in specs)
+    with pytest.raises(ConfigError, match="for each of 2 rows; 2 are missing, the first is"):
+        build_tasks(load(overrides=[*keys, f"tasks.images={tmp_path}"]), "train")
+    for spec in R2EGymTasks(rows, tmp_path).specs:
+        assert spec.image.root is not None
+        spec.image.root.touch()
+    assert len(build_tasks(load(overrides=[*keys, f"tasks.images={tmp_path}"]), "train")) == 2
 
 
 def test_the_first_tasks_of_a_set() -> None:
