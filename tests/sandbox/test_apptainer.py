@@ -24,13 +24,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     image = Image(
         root=Path("/images/a.sif"), layers={"/opt/env": Path("/host/env")}, environment={"A": "b c"}
     )
-    line = provider(tmp_path).arguments(image, Limits(), Path("/work/x"), ["/bin/sh"])
+    line = provider(tmp_path).arguments(image, Limits(), Path("/scratch/x"), ["/bin/sh"])
     common = ["HOME=/tmp", "LANG=C.UTF-8", "TERM=dumb", "PYTHONDONTWRITEBYTECODE=1", "A=b c"]
     assert line == [
         *("/opt/apptainer", "exec", "--writable-tmpfs", "--cleanenv", "--pid"),
         *("--no-mount", "home,tmp,bind-paths", "--net", "--network", "none"),
         *(part for variable in common for part in ("--env", variable)),
-        *("--mount", "type=bind,src=/work/x,dst=/testbed"),
+        *("--mount", "type=bind,src=/scratch/x,dst=/testbed"),
         *("--mount", "type=bind,src=/host/env,dst=/opt/env,ro"),
         *("--pwd", "/testbed", "/images/a.sif", "/bin/sh"),
     ]

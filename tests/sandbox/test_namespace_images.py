@@ -49,13 +49,13 @@ def test_source_layers_and_environment(source: Path, tmp_path: Path) -> None:
     image = Image(
         layers={"/opt/env": layer},
         source=source,
-        workdir="/work/repo",
+        workdir="/srv/repo",
         python="/opt/env/bin/python",
         environment={"WHO": "me"},
     )
 
     async def body(sandbox: NamespaceSandbox) -> None:
-        assert await say(sandbox, "pwd; cat a.py pkg/b.py; tool") == "/work/repo\nx = 9\ny = 2\ntool me\n"
+        assert await say(sandbox, "pwd; cat a.py pkg/b.py; tool") == "/srv/repo\nx = 9\ny = 2\ntool me\n"
         assert (await sandbox.diff()).empty
         assert (await sandbox.exec("echo > /opt/env/bin/tool", 10)).exit_code != 0
         await say(sandbox, "echo new > pkg/b.py; rm pkg/c.py; mkdir n; mv a.py n/a.py")
