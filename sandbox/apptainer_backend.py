@@ -30,6 +30,7 @@ from sandbox.containers.owner import is_dead, new_owner
 from sandbox.containers.streams import StreamTerminal
 from sandbox.containers.supervised import Running, supervise
 from sandbox.held import HeldSandbox
+from sandbox.living import Living
 from sandbox.pipes import Pipes
 from sandbox.shell import Shell
 from sandbox.snapshots import Snapshot, changes
@@ -129,7 +130,7 @@ class ApptainerSandbox(HeldSandbox):
             await self._running.kill()
 
     async def _remove(self) -> None:
-        self._provider.forget(self)
+        self._provider.living.forget(self)
         self._folder.close()
         await self._end_terminals()
         if self._running is not None:
@@ -210,7 +211,7 @@ class ApptainerProvider:
         self._command, self._isolate_network = found, isolate_network
         self.folder, self.owner = folder or Path(tempfile.gettempdir()), new_owner()
         self.environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self._sandboxes: set[ApptainerSandbox] = set()
+        self.living: Living[ApptainerSandbox] = Living()
 
     async def create(
         self, files: Mapping[str, bytes], limits: Limits, *, image: Image = HOST
@@ -220,14 +221,7 @@ class ApptainerProvider:
             raise SandboxError(
                 "the apptainer backend runs images only: set Image.root to a SIF file or a directory"
             )
-        sandbox = ApptainerSandbox(self, limits, image)
-        self._sandboxes.add(sandbox)
-        try:
-            await sandbox.start(files)
-        except BaseException:
-            await sandbox.destroy()
-            raise
-        return sandbox
+        return await self.living.start(ApptainerSandbox(self, limits, image), files)
 
     def arguments(self, image: Image, limits: Limits, work: Path, program: Sequence[str]) -> list[str]:
         """The command line of one container."""
@@ -258,11 +252,7 @@ class ApptainerProvider:
 
     async def close(self) -> None:
         """See `SandboxProvider.close`. The provider can be used again afterwards."""
-        await asyncio.gather(*(sandbox.destroy() for sandbox in list(self._sandboxes)))
-
-    def forget(self, sandbox: ApptainerSandbox) -> None:
-        """Called by a sandbox that ends."""
-        self._sandboxes.discard(sandbox)
+        await self.living.destroy()
 
 
 def _abandoned(path: Path) -> bool:

@@ -25,6 +25,7 @@ from sandbox.containers.programs import Programs
 from sandbox.containers.settings import SHELL, container, volume_options
 from sandbox.containers.streams import FramedStream, StreamTerminal
 from sandbox.held import HeldSandbox
+from sandbox.living import Living
 from sandbox.shell import Shell
 from sandbox.snapshots import Snapshot, changes
 
@@ -129,7 +130,7 @@ class DockerSandbox(HeldSandbox):
                 pass  # it ended already, or its removal says what is wrong
 
     async def _remove(self) -> None:
-        self._provider.forget(self)
+        self._provider.living.forget(self)
         await self._abandon_terminals()
         if self._stream is not None:
             self._stream.close()
@@ -200,7 +201,7 @@ class DockerProvider:
         self.labels = {LABEL: owner}
         self._owner = owner
         self._sentinel: Sentinel | None = None
-        self._sandboxes: set[DockerSandbox] = set()
+        self.living: Living[DockerSandbox] = Living()
         self._bases: dict[_Base, asyncio.Task[tuple[bytes, Snapshot]]] = {}
 
     async def create(
@@ -214,14 +215,7 @@ class DockerProvider:
             )
         if self._sentinel is None:
             self._sentinel = Sentinel(self.engine.address, self._owner)
-        sandbox = DockerSandbox(self, limits, image)
-        self._sandboxes.add(sandbox)
-        try:
-            await sandbox.start(files)
-        except BaseException:
-            await sandbox.destroy()
-            raise
-        return sandbox
+        return await self.living.start(DockerSandbox(self, limits, image), files)
 
     async def reap(self) -> int:
         """Removes containers of owners that died without a sentinel; how many. Raises `SandboxError`."""
@@ -229,7 +223,7 @@ class DockerProvider:
 
     async def close(self) -> None:
         """See `SandboxProvider.close`. The provider can be used again afterwards."""
-        await asyncio.gather(*(sandbox.destroy() for sandbox in list(self._sandboxes)))
+        await self.living.destroy()
         if self._sentinel is not None:
             await asyncio.to_thread(self._sentinel.dismiss)
             self._sentinel = None
@@ -260,7 +254,3 @@ class DockerProvider:
             return base_of(tree, image.source, UNPRIVILEGED_UID)
         finally:
             remove(client, probe)
-
-    def forget(self, sandbox: DockerSandbox) -> None:
-        """Called by a sandbox that ends."""
-        self._sandboxes.discard(sandbox)

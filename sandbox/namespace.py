@@ -22,6 +22,7 @@ from sandbox.bubblewrap import WHY_NOT, arguments, group_limits, keeper_config, 
 from sandbox.keeper.client import KeeperClient
 from sandbox.keeper.wire import join_files
 from sandbox.launched import Launched, no_pipes, whole
+from sandbox.living import Living
 from sandbox.namespace_sandbox import NamespaceSandbox, relative
 from sandbox.shares import Share, Shares
 from sandbox.view import View, check, environment
@@ -50,20 +51,13 @@ class NamespaceProvider:
         self._keeper: KeeperClient | None = None
         self._shares: Shares | None = None
         self._ids = itertools.count()
-        self._sandboxes: set[NamespaceSandbox] = set()
+        self.living: Living[NamespaceSandbox] = Living()
 
     async def create(
         self, files: Mapping[str, bytes], limits: Limits, *, image: Image = HOST
     ) -> NamespaceSandbox:
         """See `SandboxProvider.create`."""
-        sandbox = NamespaceSandbox(self, limits, image)
-        self._sandboxes.add(sandbox)
-        try:
-            await sandbox.start(files)
-        except BaseException:
-            await sandbox.destroy()
-            raise
-        return sandbox
+        return await self.living.start(NamespaceSandbox(self, limits, image), files)
 
     async def launch(
         self,
@@ -156,13 +150,9 @@ class NamespaceProvider:
         taken.append(await shares.take(path, owned=owned))
         return taken[-1].path
 
-    def forget(self, sandbox: NamespaceSandbox) -> None:
-        """Called by a sandbox that ends."""
-        self._sandboxes.discard(sandbox)
-
     async def close(self) -> None:
         """See `SandboxProvider.close`. The provider can be used again afterwards."""
-        await asyncio.gather(*(sandbox.destroy() for sandbox in list(self._sandboxes)))
+        await self.living.destroy()
         if self._keeper is not None:
             await self._keeper.close()
             self._keeper = self._shares = None

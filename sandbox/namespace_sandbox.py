@@ -10,6 +10,7 @@ from sandbox.bubblewrap import WHY_NOT, find_shell
 from sandbox.diffs import compare
 from sandbox.keeper.wire import join_files, split_files
 from sandbox.launched import Launched, whole
+from sandbox.living import Living
 from sandbox.shell import Finished, Shell
 from sandbox.terminal import NamespaceTerminal
 
@@ -19,6 +20,8 @@ _START_TIMEOUT = 30.0  # seconds; a start takes milliseconds unless the machine 
 
 class Launcher(Protocol):
     """What a sandbox needs of its provider."""
+
+    living: "Living[NamespaceSandbox]"
 
     async def launch(
         self,
@@ -30,8 +33,6 @@ class Launcher(Protocol):
         files: Mapping[str, bytes],
         strict: bool,
     ) -> Launched: ...
-
-    def forget(self, sandbox: "NamespaceSandbox") -> None: ...
 
 
 class NamespaceSandbox:
@@ -167,7 +168,7 @@ class NamespaceSandbox:
     async def _end(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._provider.forget(self)
+        self._provider.living.forget(self)
         if self._launched is None:
             return
         try:
