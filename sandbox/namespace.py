@@ -18,7 +18,7 @@ from typing import Any
 
 from sandbox.archives import show
 from sandbox.base import HOST, Image, Limits, SandboxError
-from sandbox.bubblewrap import WHY_NOT, arguments, group_limits, keeper_config, locate, rlimits
+from sandbox.bubblewrap import SCRATCH, WHY_NOT, arguments, group_limits, keeper_config, locate, rlimits
 from sandbox.keeper.client import KeeperClient
 from sandbox.keeper.wire import join_files
 from sandbox.launched import Launched, no_pipes, whole
@@ -40,6 +40,10 @@ class NamespaceProvider:
     Memory, processes and processor time of a sandbox are limited by control groups of version 2 or 1,
     where this process may make some and `cgroups` is true. Otherwise memory is watched ten times a
     second, processes are limited by rlimits, and processor time only in total. `limits_by` says which.
+    Where memory is watched, programs must do without memory that could be hidden from the watch:
+    anonymous memory shared between processes (files in /dev/shm do the same), memfd_create and
+    System V objects; sockets beyond 64 count as full ones. The kernel's own memory for other things,
+    such as pipes and file locks, is limited by its own settings only.
     """
 
     def __init__(self, *, cgroups: bool = True) -> None:
@@ -101,7 +105,7 @@ class NamespaceProvider:
         try:
             bwrap = await self._take(self._layout.packages, taken, owned=False)
             view = await self._view(image, taken)
-            argv = arguments(program, view=view, python=self.python, limits=limits, scratch=scratch)
+            argv = arguments(program, view=view, python=self.python, limits=limits)
             sizes, payload = join_files(relative(files, image.workdir))
             launched.header = {
                 "op": "spawn",
@@ -113,6 +117,8 @@ class NamespaceProvider:
                 "limits": group_limits(limits, scratch=scratch),
                 "memory": limits.memory,
                 "disk": limits.disk,
+                "scratch": SCRATCH if scratch else (),
+                "network": limits.network,
                 "files": sizes,
                 "workdir": image.workdir,
                 "lower": view.lower or view.root,

@@ -10,8 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
+from typing import Literal
 
 from sandbox.base import SandboxError
+
+Kind = Literal["usual", "strict", "watched"]
+KINDS: tuple[Kind, ...] = ("usual", "strict", "watched")
 
 _REFUSED = (
     *("mount", "umount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick"),
@@ -25,7 +29,11 @@ _REFUSED = (
     *("setdomainname", "move_pages", "migrate_pages", "mbind", "set_mempolicy", "get_mempolicy"),
 )
 # Programs are prepared for kernels that lack these, and then do without.
-_MISSING = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
+_MISSING = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_secret")
+# Memory that outlives its last mapping, so that no look at processes finds all of it: a descriptor keeps
+# it, one that is on its way through a socket, too, a pipe, or nothing at all.
+_HIDDEN_MEMORY = ("memfd_create", "vmsplice")
+_HIDDEN_OBJECTS = ("shmget", "semget", "msgget")
 # Looking into another process, and objects that no process owns: they would outlive a grading.
 _REFUSED_STRICTLY = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "process_madvise"),
@@ -45,6 +53,7 @@ _NUMBERS = {
     "io_uring_register": 427,
     "clone3": 435,
     "pidfd_getfd": 438,
+    "memfd_secret": 447,
     "process_madvise": 440,
     "mount_setattr": 442,
     "quotactl_fd": 443,
@@ -56,23 +65,31 @@ _NUMBERS = {
 _NAMESPACE_FLAGS = (1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30)
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 _MAX_PERSONALITY = 8
+_SHARED_ANONYMOUS = 0x21  # MAP_SHARED, also as a part of MAP_SHARED_VALIDATE, and MAP_ANONYMOUS
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # typing into a terminal on somebody's behalf
 _INT = (1 << 32) - 1
 _UNKNOWN = -1
 
 
 @cache
-def filter_program(*, strict: bool) -> bytes:
-    """Instructions (struct sock_filter) of the filter; `strict` for sandboxes that serve many gradings.
+def filter_program(kind: Kind) -> bytes:
+    """Instructions (struct sock_filter) of the filter of that kind. Raises `SandboxError` without libseccomp.
 
-    Raises `SandboxError` where libseccomp is missing.
+    "strict" is for sandboxes that serve many gradings, "watched" for those whose memory is limited by
+    looking at their processes: memory that could be hidden from that is refused in both.
     """
     library = _library()
     rules = library.SyscallFilter(library.ALLOW)
     rules.set_attr(library.Attr.ACT_BADARCH, library.ERRNO(errno.EPERM))
-    _add(library, rules, _REFUSED + (_REFUSED_STRICTLY if strict else ()), errno.EPERM)
+    _add(library, rules, _REFUSED + (_REFUSED_STRICTLY if kind == "strict" else ()), errno.EPERM)
     _add(library, rules, _MISSING, errno.ENOSYS)
     _add_arguments(library, rules)
+    if kind != "usual":
+        _add(library, rules, _HIDDEN_MEMORY, errno.ENOSYS)
+        shared = library.Arg(3, library.MASKED_EQ, _SHARED_ANONYMOUS, _SHARED_ANONYMOUS)
+        rules.add_rule(library.ERRNO(errno.ENOMEM), "mmap", shared)
+    if kind == "watched":
+        _add(library, rules, _HIDDEN_OBJECTS, errno.ENOSYS)
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)

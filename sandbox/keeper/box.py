@@ -5,11 +5,12 @@ import os
 import resource
 import select
 import signal
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandbox.keeper.cgroups import Group
-from sandbox.keeper.disk import Disk
+from sandbox.keeper.disk import Disk, Scratch
 from sandbox.keeper.files import open_in
 from sandbox.keeper.wire import Header
 
@@ -21,8 +22,10 @@ class Box:
     """Descriptors belong to the keeper. A sandbox that is rebuilt keeps its disk."""
 
     disk: Disk
+    scratch: Scratch
     workdir: str
     memory: int  # bytes that its processes may need without a control group
+    network: bool  # whether it has the host's
     group: Group | None
     counter: int  # file that says how many processes were killed for memory
     filter: str = ""  # file of its system call filter
@@ -43,6 +46,12 @@ class Box:
         """Bubblewrap runs as `pid`, will report through `info` and wait at `block`."""
         self.pid, self.outer, self.info, self.block = pid, os.pidfd_open(pid), info, block
         self.report, self.first, self.running, self.status = b"", 0, True, None
+
+    def reported(self) -> None:
+        """The report is there, or will never be: bubblewrap has its own mount namespace, or has ended."""
+        os.close(self.info)
+        self.info = -1
+        self.scratch.hide()
 
     def confine(self, limits: Header) -> None:
         """Limits the first process, whose report is there, and lets its program start.
@@ -80,6 +89,7 @@ class Box:
 
     def forget(self) -> None:
         """Removes what is left of a sandbox that ended."""
+        self.scratch.close()
         self.disk.close()
         os.close(self.counter)
         self.remove_group()
@@ -117,9 +127,11 @@ def readable(fd: int) -> bool:
     return bool(poll.poll(_REPORT_TIMEOUT))
 
 
-def bubblewrap_arguments(request: Header, roots: list[str], work: str) -> list[str]:
-    """The request's arguments, with what only the keeper knows in place of {root} and {work}."""
-    result: list[str] = []
-    for argument in request["argv"]:
-        result += roots if argument == "{root}" else [work if argument == "{work}" else argument]
-    return result
+def bubblewrap_arguments(request: Header, known: Mapping[str, Sequence[str]]) -> list[str]:
+    """The request's arguments, with what only the keeper knows in place of names in braces."""
+    return [part for argument in request["argv"] for part in known.get(argument, (argument,))]
+
+
+def binds(places: Mapping[str, str]) -> list[str]:
+    """Bubblewrap's arguments that show every place at its target, writable."""
+    return [part for target, place in places.items() for part in ("--bind", place, target)]

@@ -6,6 +6,7 @@ Its mounts exist in the keeper's own namespace only and end with it.
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -69,14 +70,41 @@ class Disk:
 
     def _mount(self, place: str, kind: str, options: str) -> None:
         os.mkdir(place)
-        flags = mounts.NO_SUID | mounts.NO_DEVICES
-        mounts.mount("disk", place, kind, flags=flags, options=options)
+        _mount(place, kind, options)
         self._mounted = [*self._mounted, place]
 
     def _unmount(self, place: str) -> None:
         mounts.detach(place)
         os.rmdir(place)
         self._mounted = [other for other in self._mounted if other != place]
+
+
+class Scratch:
+    """Empty file systems of one sandbox for `size` bytes each, by the path inside where they are shown."""
+
+    def __init__(self, stage: str, name: str, *, size: int, targets: Sequence[str]) -> None:
+        self.places = {target: f"{stage}/{name}.{number}" for number, target in enumerate(targets)}
+        self._size = size
+        self._mounted: list[str] = []
+        for place in self.places.values():
+            os.mkdir(place)
+
+    def make(self) -> None:
+        """New ones, in the keeper's namespace until `hide`."""
+        for place in self.places.values():
+            _mount(place, "tmpfs", _limit(self._size))
+            self._mounted.append(place)
+
+    def hide(self) -> None:
+        """Leaves them to who has them in a namespace of its own. Idempotent."""
+        while self._mounted:
+            mounts.detach(self._mounted.pop())
+
+    def close(self) -> None:
+        """Forgets them. While a sandbox starts, its mounts would go with the folders below them."""
+        self.hide()
+        for place in self.places.values():
+            os.rmdir(place)
 
 
 def copy_tree(source: int, target: int) -> int:
@@ -119,6 +147,10 @@ def _copied(name: str, source: int, target: int, flags: int) -> int:
     finally:
         os.close(inner)
         os.close(outer)
+
+
+def _mount(place: str, kind: str, options: str) -> None:
+    mounts.mount("disk", place, kind, flags=mounts.NO_SUID | mounts.NO_DEVICES, options=options)
 
 
 def _limit(size: int) -> str:

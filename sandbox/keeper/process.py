@@ -9,19 +9,21 @@ as soon as the owner's end of the socket closes, even when the owner was killed.
 import errno
 import json
 import os
+import select
 import selectors
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandbox.keeper.box import Box, bubblewrap_arguments, readable
+from sandbox.keeper.box import Box, binds, bubblewrap_arguments, readable
 from sandbox.keeper.cgroups import Groups
 from sandbox.keeper.changes import changes
-from sandbox.keeper.disk import Disk
+from sandbox.keeper.disk import Disk, Scratch
 from sandbox.keeper.files import open_in, read_file, write_file
 from sandbox.keeper.roots import root_arguments
 from sandbox.keeper.signals import CATCHABLE
 from sandbox.keeper.terminal import Program, kill_tree, open_pair, start
-from sandbox.keeper.watchdog import PERIOD, Watchdog
+from sandbox.keeper.watchdog import DEVICES, FILTERS, PERIOD, Watchdog
 from sandbox.keeper.wire import Header, Unpacker, join_files, pack, split_files
 
 
@@ -32,9 +34,11 @@ class Keeper:
         self, control: socket.socket, *, stage: str, groups: Groups | None, broken: str = ""
     ) -> None:
         self._control, self._stage, self._broken = control, stage, broken
-        self._groups, self._watchdog = groups, None if groups else Watchdog()
+        self._groups, self._watchdog = groups, None if groups else Watchdog(self._check_owner)
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, self._receive)
+        self._hangup = select.poll()
+        self._hangup.register(control, 0)  # its end is always told
         self._unpacker, self._fds = Unpacker(), list[int]()
         self._boxes: dict[int, Box] = {}
         self._waiting: dict[int, list[Header]] = {}
@@ -58,6 +62,11 @@ class Keeper:
                 if box.running:
                     box.ended()
                 box.remove_group()  # the disks end with this process
+
+    def _check_owner(self) -> None:
+        """Raises `EOFError` if the owner is gone: on a crowded machine one look may take a second."""
+        if self._hangup.poll(0):
+            raise EOFError
 
     def _receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 16)
@@ -89,7 +98,8 @@ class Keeper:
             if self._broken:
                 return self._reply(request, {"errno": 0, "error": self._broken})
             box = self._box(request, payload)
-            arguments = bubblewrap_arguments(request, self._root_arguments(request), box.disk.place)
+            box.scratch.make()
+            arguments = bubblewrap_arguments(request, self._known(request, box))
             pid = _spawn(request["bwrap"], arguments, box.filter, (stdin, stdout, say, wait))
             box.started(pid, info, block)
             info = block = -1
@@ -107,12 +117,23 @@ class Keeper:
             disk = Disk(self._stage, str(number), size=request["disk"], lower=_lower(request))
             group = self._groups.make(str(number), request["limits"]) if self._groups else None
             counter = group.open_counter() if group else os.memfd_create("counter")
-            box = Box(disk, request["workdir"], request["memory"], group, counter)
-            box.filter = f"{self._stage}/{request['filter']}.bpf"
+            scratch = Scratch(self._stage, str(number), size=request["disk"], targets=request["scratch"])
+            memory, network, kind = request["memory"], request["network"], request["filter"]
+            box = Box(disk, scratch, request["workdir"], memory, network, group, counter)
+            box.filter = f"{self._stage}/{FILTERS[kind] if self._watchdog else kind}.bpf"
             self._boxes[number] = box
             for path, content in split_files(request["files"], payload).items():
                 write_file(disk.work, path, content)
         return self._boxes[number]
+
+    def _known(self, request: Header, box: Box) -> Mapping[str, Sequence[str]]:
+        """What stands for the names in the arguments of bubblewrap."""
+        return {
+            "{root}": self._root_arguments(request),
+            "{work}": [box.disk.place],
+            "{scratch}": binds(box.scratch.places),
+            "{devices}": DEVICES if self._watchdog else [],
+        }
 
     def _root_arguments(self, request: Header) -> list[str]:
         if request["root"] is None:
@@ -144,8 +165,7 @@ class Keeper:
             pass
         if box.first or not piece:
             self._selector.unregister(box.info)
-            os.close(box.info)
-            box.info = -1
+            box.reported()
 
     def _exited(self, sandbox: int) -> None:
         box = self._boxes[sandbox]

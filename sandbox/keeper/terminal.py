@@ -7,7 +7,7 @@ import resource
 import signal
 import struct
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -92,10 +92,11 @@ def kill_tree(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def descendants(roots: Sequence[int]) -> dict[int, list[int]]:
-    """Live processes below each of `roots`, by one look at every process."""
+def descendants(roots: Sequence[int], check: Callable[[], None] = lambda: None) -> dict[int, list[int]]:
+    """Live processes below each of `roots`, by one look at every process; `check` is called for each."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
+        check()
         with suppress(OSError):
             with open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]

@@ -13,7 +13,7 @@ import pytest
 from conformance.backends import BACKENDS
 from conformance.core import CASES, ROOT, cases_for, play
 
-NAMESPACE = BACKENDS["namespace"]
+NAMESPACE, WATCHED = BACKENDS["namespace"], BACKENDS["watched"]
 PLAIN_UID = 65533
 PLAIN = [
     (backend, item.name) for backend in ("namespace", "apptainer") for item in cases_for(BACKENDS[backend])
@@ -24,6 +24,14 @@ PLAIN = [
 @pytest.mark.parametrize("name", [item.name for item in cases_for(NAMESPACE)])
 def test_namespace(name: str) -> None:
     play(CASES[name], NAMESPACE)
+
+
+# Where control groups do not limit memory, other things do, and they could break anything.
+@pytest.mark.sandbox
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [item.name for item in cases_for(WATCHED)])
+def test_namespace_without_control_groups(name: str) -> None:
+    play(CASES[name], WATCHED)
 
 
 @functools.cache

@@ -16,11 +16,12 @@ from sandbox.containers.owner import LABEL
 from sandbox.docker_backend import DockerProvider
 from sandbox.namespace import NamespaceProvider
 
-from . import commands, files, isolation, life, limits, terminals  # each registers its cases
+from . import commands, files, hidden, isolation, life, limits, terminals  # each registers its cases
 from .core import Backend
 
-MODULES = (commands, files, isolation, life, limits, terminals)
+MODULES = (commands, files, hidden, isolation, life, limits, terminals)
 ENFORCED = {"process limit", "oom", "oom of a child", "disk"}
+NAMESPACE = {"no user namespaces", "hidden memory", "number of files"}
 ALL = frozenset({"images", "links in a source", "terminal"} | ENFORCED)
 
 
@@ -84,6 +85,11 @@ BACKENDS: dict[str, Backend] = {
     "namespace": Backend(
         name="namespace",
         make=NamespaceProvider,
-        traits=ALL | {"no user namespaces"},
+        traits=ALL | NAMESPACE,
+    ),
+    "watched": Backend(
+        name="watched",
+        make=lambda: NamespaceProvider(cgroups=False),
+        traits=ALL | NAMESPACE,
     ),
 }

@@ -7,7 +7,8 @@ from sandbox.base import SandboxError, Terminal
 from .core import Stage, appears, case, gone, mark, processes, raises, run, say
 
 
-async def _until(terminal: Terminal, wanted: bytes, timeout: float = 15) -> bytes:
+async def until(terminal: Terminal, wanted: bytes, timeout: float = 15) -> bytes:
+    """What the terminal says up to `wanted`."""
     seen = b""
     async with asyncio.timeout(timeout):
         while wanted not in seen:
@@ -20,10 +21,10 @@ async def terminal_echoes_and_answers(stage: Stage) -> None:
     box = await stage.create()
     terminal = await box.terminal()
     await terminal.send(b"cd pkg; tty; echo $((40 + 2)); pwd\n")
-    seen = await _until(terminal, b"/testbed/pkg\r\n")
+    seen = await until(terminal, b"/testbed/pkg\r\n")
     assert b"42\r\n" in seen and b"/dev/" in seen and b"echo $((40 + 2))" in seen
     await terminal.send(b"echo shared > ../t\n")
-    await _until(terminal, b"shared > ../t\r\n")
+    await until(terminal, b"shared > ../t\r\n")
     await asyncio.sleep(0.2)
     assert await say(box, "pwd; cat t") == "/testbed\nshared\n"  # the other shell has a state of its own
     assert await terminal.receive(0.5) is not None
@@ -42,7 +43,7 @@ async def terminal_interrupts_as_a_keyboard(stage: Stage) -> None:
     await terminal.send(b"\x03")
     assert await gone(number, 5)
     await terminal.send(b"echo st''ill\n")
-    await _until(terminal, b"still")
+    await until(terminal, b"still")
 
 
 @case("terminal")
@@ -50,14 +51,14 @@ async def terminal_feeds_interactive_programs(stage: Stage) -> None:
     box = await stage.create()
     terminal = await box.terminal()
     await terminal.send(b"python3 -q\n")
-    await _until(terminal, b">>> ")
+    await until(terminal, b">>> ")
     await terminal.send(b"print(input('na' + 'me? ') * 2)\n")
-    await _until(terminal, b"name? ")
+    await until(terminal, b"name? ")
     await terminal.send(b"ho\n")
-    await _until(terminal, b"hoho\r\n>>> ")  # a C-d before the prompt would be lost
+    await until(terminal, b"hoho\r\n>>> ")  # a C-d before the prompt would be lost
     await terminal.send(b"\x04")
     await terminal.send(b"echo ba''ck\n")
-    await _until(terminal, b"back")
+    await until(terminal, b"back")
 
 
 @case("terminal")
@@ -65,7 +66,7 @@ async def terminal_survives_a_flood(stage: Stage) -> None:
     box = await stage.create()
     terminal = await box.terminal()
     await terminal.send(b"seq 300000; echo do''ne\n")
-    seen = await _until(terminal, b"done", 60)
+    seen = await until(terminal, b"done", 60)
     assert b"\r\n299999\r\n300000\r\ndone" in seen
     assert await say(box, "echo fine") == "fine\n"
 
