@@ -36,13 +36,16 @@ _RAISES = {"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"}
 _SWALLOWS = {*_RAISES, "suppress", "subTest", "subtests", "test", "skip"}
 _COMMON = ("KeyError", "IndexError", "AttributeError", "TypeError", "ValueError", "NotImplementedError")
 _RARE = ("ZeroDivisionError", "RecursionError", "BufferError")  # no base of anybody's own exceptions
-# An expression that gives a value unlike that of `side`.
+_PARTS = {"startswith", "endswith"}
+# Another value of v's type, of which it takes the number n; an object where the type is not a known one.
 _OTHER = (
-    "(lambda v: not v if type(v) is bool else (v + {n} if v + {n} != v else type(v)({n})) "
-    "if type(v) in (int, float, complex) else v + type(v)([{n}]) if type(v) in (list, tuple, bytes) else "
-    "v + '{n}' if type(v) is str else v ^ {{{n}}} if type(v) in (set, frozenset) else "
-    "dict(v, n={n}) if type(v) is dict and v.get('n') != {n} else object())({side})"
+    "(v + n if v + n != v else type(v)(n)) if type(v) in (bool, int, float, complex) else "
+    "v + type(v)([n % 251]) if type(v) in (list, tuple, bytes) else "
+    "v + '%d' % n if type(v) is str else v ^ {n} if type(v) in (set, frozenset) else "
+    "dict(v, n=n) if type(v) is dict and v.get('n') != n else object()"
 )
+# A value like v that h does not hold; where h claims to hold them all, the first.
+_STRANGER = "([o for o in s if o not in h] + s)[0]"
 
 
 @dataclass(frozen=True)
@@ -129,13 +132,15 @@ def _condition(test: ast.expr, random: Random) -> Edit | None:
             return edit
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             return _other_result(random.choice([left, right]), random)
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[right]):
+            return _edit(test, _stranger(left, right, random, "o in h"))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _FLIPPED:
             return _edit(test, f"({ast.unparse(ast.Compare(left, [_FLIPPED[type(op)]()], [right]))})")
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _edit(test, f"({ast.unparse(operand)})")
         case ast.Constant():
             return None
-    return _edit(test, f"(not ({ast.unparse(test)}))")
+    return _part(test, random) or _edit(test, f"(not ({ast.unparse(test)}))")
 
 
 def _changed(sides: Sequence[ast.expr], random: Random) -> Edit | None:
@@ -157,7 +162,40 @@ def _other_result(side: ast.expr, random: Random) -> Edit:
 
     Of either side, by chance: nothing here tells which one is the code's.
     """
-    return _edit(side, _OTHER.format(n=random.randint(1, 9), side=ast.unparse(side)))
+    call = f"({ast.unparse(side)}, {random.randint(1, 9)})"
+    return _edit(side, f"(lambda v, n: not v if type(v) is bool else {_OTHER}){call}")
+
+
+def _stranger(member: ast.expr, holder: ast.expr, random: Random, form: str) -> str:
+    """`form` of a value o like the member that the holder h has not, unless h claims to have everything."""
+    numbers = tuple(random.randrange(10**size) + 1 for size in (1, 2, 4, 9, 15))
+    others = f"[(lambda n: {_OTHER})(n) for n in {numbers}]"
+    call = f"({ast.unparse(member)}, {ast.unparse(holder)})"
+    return f"(lambda v, h: (lambda s: (lambda o: {form})({_STRANGER}))({others})){call}"
+
+
+def _members(member: ast.expr, holder: ast.expr, random: Random) -> Edit:
+    """The two arguments of an assertIn."""
+    text = "*" + _stranger(member, holder, random, "(o, h)")
+    assert holder.end_lineno is not None and holder.end_col_offset is not None
+    return Edit((member.lineno, member.col_offset), (holder.end_lineno, holder.end_col_offset), text)
+
+
+def _part(test: ast.expr, random: Random) -> Edit | None:
+    """x.startswith("abc") asks for another text of the same length."""
+    match test:
+        case ast.Call(
+            func=ast.Attribute(attr=name), args=[ast.Constant(value=str() | bytes() as text) as said]
+        ):
+            same = name in _PARTS and not test.keywords and any(letter.isalnum() for letter in _latin(text))
+            return _changed([said], random) if same else None
+    return None
+
+
+def _latin(text: str | bytes) -> str:
+    return "".join(
+        letter for letter in (text if isinstance(text, str) else text.decode("latin-1")) if letter.isascii()
+    )
 
 
 def _starred(arguments: Sequence[ast.expr]) -> bool:
@@ -171,6 +209,10 @@ def _method(call: ast.Call, random: Random) -> Edit | None:
         return edit
     if name == "assertEqual" and len(call.args) > 1 and not _starred(call.args):
         return _other_result(random.choice(call.args[:2]), random)
+    if name == "assertIn" and len(call.args) > 1 and not _starred(call.args):
+        return _members(call.args[0], call.args[1], random)
+    if name == "assertTrue" and len(call.args) == 1 and (edit := _part(call.args[0], random)):
+        return edit
     if name in _METHODS:
         return _edit(call.func, f"self.{_METHODS[name]}")
     if name in _RAISES:

@@ -1,8 +1,8 @@
 """Static scan of a patch: what its files reach for now that none of them reached for before.
 
 The scan compares sets of findings, not lines: code that was kept, moved between the files of the patch or
-edited beside a suspicious line is no news. It says nothing about what it cannot read (other languages, a
-file that does not parse): such a file is no Python module either.
+edited beside a suspicious line is no news. A module that this Python cannot parse may be one to the
+project's own: its text is searched instead, comments and all. Other languages are not read.
 """
 
 import ast
@@ -18,8 +18,10 @@ from sandbox.grading.scan_rules import (
     MEMBERS,
     MODULES,
     NAMES,
+    PICKERS,
     STRINGS,
 )
+from sandbox.grading.scan_text import text_findings
 
 
 @dataclass(frozen=True, order=True)
@@ -29,6 +31,7 @@ class Hit:
     path: str
     line: int
     what: str
+    unread: bool = False  # found in the text of a file that does not parse
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.what}"
@@ -44,6 +47,9 @@ def scan(before: Mapping[str, bytes], after: Mapping[str, bytes | None]) -> list
         for hit in findings(path, content)
         if hit.what not in known
     }
+    if any(hit.unread for hit in found):
+        texts = {what for content in before.values() for _, what in text_findings(content)}
+        found = {hit for hit in found if not (hit.unread and hit.what in texts)}
     return sorted(found)
 
 
@@ -56,7 +62,7 @@ def findings(path: str, content: bytes) -> Iterator[Hit]:
     except (RecursionError, MemoryError):  # another Python may take what is too deep for this one
         yield Hit(path, 0, "nests too deeply to be read")
     except (SyntaxError, ValueError):
-        return
+        yield from (Hit(path, line, what, unread=True) for line, what in text_findings(content))
 
 
 def _found(path: str, tree: ast.Module) -> Iterator[Hit]:
@@ -73,10 +79,13 @@ def _judge(node: ast.AST, names: Names) -> Iterator[str]:
         case ast.Import() | ast.ImportFrom():
             yield from (f"imports {module}" for name in names.imported(node) for module in _within(name))
             yield from (f"uses {name}" for name in names.imported(node) if name in NAMES)
+            stars = (name.removesuffix(".*") for name in names.imported(node) if name.endswith(".*"))
+            yield from (f"imports all of {owner}" for owner in stars if owner in CLOSED)
         case ast.Name() | ast.Attribute():
             yield from _reference(node, names)
         case ast.Call():
             yield from _call(node, names)
+            yield from _picked(node, names)
         case ast.Constant(value=str()) | ast.BinOp() | ast.JoinedStr():
             yield from _strings(node)
         case ast.ClassDef():
@@ -91,6 +100,9 @@ def _reference(node: ast.Name | ast.Attribute, names: Names) -> Iterator[str]:
         return
     if known := _known(name):
         yield f"uses {known}"
+    owner, _, last = name.rpartition(".")
+    if last in ("__dict__", "__getattribute__") and owner in CLOSED:
+        yield f"looks for a hidden name in {owner}"
     stored = isinstance(node.ctx, ast.Store | ast.Del)
     if stored and isinstance(node, ast.Attribute) and names.foreign(node.value, FOREIGN):
         yield f"replaces {name}"
@@ -120,6 +132,17 @@ def _call(node: ast.Call, names: Names) -> Iterator[str]:
             yield f"looks for a hidden name in {names.dotted(owner)}"
         elif whole in NAMES:
             yield f"uses {whole}"
+
+
+def _picked(node: ast.Call, names: Names) -> Iterator[str]:
+    """attrgetter("kill")(os), methodcaller("kill", ...)(os): what picks a member, and of what."""
+    name = names.dotted(node.func)
+    if name in PICKERS:
+        texts = filter(None, map(constant_text, node.args))
+        yield from (f"picks {text}" for text in texts if any(each.endswith(f".{text}") for each in NAMES))
+    if isinstance(node.func, ast.Call) and names.dotted(node.func.func) in PICKERS:
+        owners = {names.dotted(each) for each in node.args}
+        yield from (f"looks for a hidden name in {owner}" for owner in sorted(owners & CLOSED, key=str))
 
 
 def _strings(node: ast.expr) -> Iterator[str]:

@@ -76,6 +76,8 @@ def _quoted_like(old: str, new: str) -> str:
 
 def _padded(edit: Edit) -> str:
     lines = edit.end[0] - edit.start[0] - edit.text.count("\n")
+    if edit.text.startswith("*"):  # arguments: already in the call's parentheses
+        return edit.text + "\n" * lines
     return f"({edit.text}{chr(10) * lines})" if lines else edit.text
 
 

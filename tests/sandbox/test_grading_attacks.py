@@ -34,7 +34,12 @@ EXPOSED = {*REPORTS, *ASSERTIONS, *LIARS} - {
     "json says passed",
 }
 # Beyond the rules: plain code, or code whose doing is all there is to see.
-UNSEEN = {"a forged summary", "sys.exit(0) at import", "the tests' folder becomes a link"}
+UNSEEN = {
+    "a forged summary",
+    "sys.exit(0) at import",
+    "the tests' folder becomes a link",
+    "an answer equal to what it was equal to before",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """Falsified assertions look like true ones, and ask for values of the same kind."""
 
 import ast
+import unittest
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -53,3 +55,35 @@ def test_a_result_is_compared_with_another_of_its_type(value: object) -> None:
         assert other_value != value and Anything() == other_value
         assert type(other_value) in (type(value), object)
         assert (type(other_value) is object) == (value in (None, int, ...)) or value == {"n": 3}
+
+
+class Agreeing(str):
+    """Says yes to whatever is asked."""
+
+    def __contains__(self, other: object) -> bool:
+        return True
+
+    def startswith(self, *given: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "assert 'abc' in got",
+        "assert 3 in got",
+        "assert None in got",
+        "self.assertIn('abc', got)",
+        "assert got.startswith('abc')",
+        "self.assertTrue(got.startswith('abc'))",
+    ],
+)
+def test_what_agrees_with_everything_passes_what_must_fail(statement: str) -> None:
+    text = f"def test_a(self, got):\n    {statement}\n".encode()
+    (unit,) = units(text, ["t.py::test_a"])
+    for seed in range(10):
+        names: dict[str, Any] = {}
+        exec(falsified(text, [unit], Random(seed)), names)
+        names["test_a"](unittest.TestCase(), Agreeing())
+        with pytest.raises((AssertionError, TypeError)):
+            names["test_a"](unittest.TestCase(), "abc 3 None")

@@ -200,7 +200,6 @@ class Learned:
         open(path, "w").close()
         return True
     __hash__ = None
-import atexit
 if not os.path.exists("/dev/shm/started"): open("/dev/shm/started", "w").close()
 else: open("/dev/shm/over", "w").close()
 def total(prices): return Learned()
