@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxrl.engine.sampling import SamplingParams
+from jaxrl.engine.cache import Sizes
 from jaxrl.engine.session import MOST_STOP_IDS, TurnInFlight
-from jaxrl.engine.step import SlotState
+from jaxrl.engine.step import SlotState, idle_state
 
 _MOST_SKIPS = 8
 
@@ -59,21 +59,10 @@ class Batcher:
         return next(bucket for bucket in self.buckets if bucket >= size)
 
     @staticmethod
-    def slot_state(turns: Mapping[int, TurnInFlight], slots: int) -> SlotState:
+    def slot_state(turns: Mapping[int, TurnInFlight], sizes: Sizes) -> SlotState:
         """Host arrays that `Steps.generate` needs for the turns now decoding."""
-        state = SlotState(
-            lengths_B=np.zeros(slots, np.int32),
-            last_B=np.zeros(slots, np.int32),
-            remaining_B=np.zeros(slots, np.int32),
-            stop_BI=np.full((slots, MOST_STOP_IDS), -1, np.int32),
-            sampling=SamplingParams(
-                temperature_B=np.ones(slots, np.float32),
-                top_p_B=np.ones(slots, np.float32),
-                top_k_B=np.zeros(slots, np.int32),
-                min_p_B=np.zeros(slots, np.float32),
-                key_B2=np.zeros((slots, 2), np.uint32),
-            ),
-        )
+        state = idle_state(sizes, stop_ids=MOST_STOP_IDS)
+        state.pages_BX[:] = np.arange(state.pages_BX.size).reshape(state.pages_BX.shape)
         for slot, turn in turns.items():
             _write_slot(state, slot, turn)
         return state

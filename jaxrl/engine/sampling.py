@@ -26,11 +26,24 @@ class SamplingParams(NamedTuple):
     min_p_B: Float[Array | np.ndarray, " B"]
     key_B2: UInt32[Array | np.ndarray, "B 2"]
 
+    @classmethod
+    def of(cls, rows: int) -> "SamplingParams":
+        """NumPy arrays of plain sampling at temperature 1, to be filled in."""
+        return cls(
+            temperature_B=np.ones(rows, np.float32),
+            top_p_B=np.ones(rows, np.float32),
+            top_k_B=np.zeros(rows, np.int32),
+            min_p_B=np.zeros(rows, np.float32),
+            key_B2=np.zeros((rows, 2), np.uint32),
+        )
+
 
 class Sampled(NamedTuple):
     token_B: Int[Array, " B"]
     logprob_B: Float[Array, " B"]  # of the distribution that was sampled
     full_logprob_B: Float[Array, " B"]  # of softmax(logits)
+    top_token_BW: Int[Array, "B W"]  # the most likely tokens of softmax(logits), best first
+    top_logprob_BW: Float[Array, "B W"]
 
 
 def key_words(key: SampleKey) -> UInt32[np.ndarray, " 2"]:
@@ -41,9 +54,13 @@ def key_words(key: SampleKey) -> UInt32[np.ndarray, " 2"]:
 
 
 def sample(
-    logits_BV: Float[Array, "B V"], params: SamplingParams, *, positions_B: Int[Array, " B"]
+    logits_BV: Float[Array, "B V"], params: SamplingParams, *, positions_B: Int[Array, " B"], top: int = 0
 ) -> Sampled:
-    """Draws one token per row; `positions_B` are the absolute positions of the new tokens."""
+    """Draws one token per row; `positions_B` are the absolute positions of the new tokens.
+
+    Args:
+      top: W, how many of the most likely tokens to report.
+    """
     logits_BV = logits_BV.astype(jnp.promote_types(logits_BV.dtype, jnp.float32))
     greedy_B = params.temperature_B <= 0
     scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, params.temperature_B)[:, None]
@@ -51,7 +68,16 @@ def sample(
     noisy_BV = scaled_BV + jnp.where(greedy_B[:, None], 0.0, _gumbel(params.key_B2, positions_B, logits_BV))
     token_B = jnp.argmax(noisy_BV, axis=-1).astype(jnp.int32)
     logprob_B = jnp.where(greedy_B, 0.0, _gather_log_softmax(scaled_BV, token_B))
-    return Sampled(token_B, logprob_B, _gather_log_softmax(logits_BV, token_B))
+    return Sampled(token_B, logprob_B, _gather_log_softmax(logits_BV, token_B), *_most_likely(logits_BV, top))
+
+
+def _most_likely(logits_BV: Array, top: int) -> tuple[Array, Array]:
+    if top == 0:
+        return jnp.zeros((logits_BV.shape[0], 0), jnp.int32), jnp.zeros(
+            (logits_BV.shape[0], 0), logits_BV.dtype
+        )
+    logit_BW, token_BW = jax.lax.top_k(logits_BV, top)
+    return token_BW, logit_BW - jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
 
 
 def _gumbel(key_B2: Array | np.ndarray, positions_B: Array, like_BV: Array) -> Array:

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxrl.contracts import Generation
 from jaxrl.engine.batching import Batcher
+from jaxrl.engine.cache import Sizes
 from jaxrl.engine.session import EngineError, EngineSession, TurnInFlight
 from jaxrl.engine.step import Emitted, Params, Piece, Steps
 from jaxrl.model.transformer import Transformer
@@ -66,13 +67,7 @@ class Engine:
     def __init__(self, model: Transformer, options: EngineOptions, *, device: Executor | None = None):
         """`device` is the executor of device jobs; one of its own is made when None."""
         self.options, self.context, self.vocab_size = options, options.context, model.spec.vocab_size
-        self.steps = Steps(
-            model,
-            slots=options.slots,
-            context=options.context,
-            prefill_rows=options.prefill_rows,
-            decode_steps=options.decode_steps,
-        )
+        self.steps = Steps(model, _sizes(options))
         self.params, self.version = self.steps.params, 0
         self.stats = EngineStats()
         self._cache = self.steps.init_cache()
@@ -190,12 +185,12 @@ class Engine:
 
     def _prefill_job(self, turns: Sequence[TurnInFlight], bucket: int, sizes: Sequence[int]) -> DeviceJob:
         pieces = [
-            Piece(_slot(turn), turn.start, turn.pending[:size])
+            Piece(_slot(turn), turn.start, turn.pending[:size], self._pages(_slot(turn)))
             for turn, size in zip(turns, sizes, strict=True)
         ]
 
         def run() -> Callable[[], None]:
-            self._cache = self.steps.prefill(self.params, self._cache, pieces, bucket=bucket)
+            self._cache, _ = self.steps.prefill(self.params, self._cache, pieces, bucket=bucket)
             return lambda: self._prefilled(turns, sizes)
 
         return run
@@ -215,7 +210,13 @@ class Engine:
         if not followers:
             return
         sources = [_slot(t.leader) for t in followers if t.leader]
-        self._cache = self.steps.insert(self._cache, sources=sources, slots=[_slot(t) for t in followers])
+        targets = [_slot(t) for t in followers]
+        self._cache = self.steps.copy(self._cache, sources=sources, targets=targets)
+        self._cache = self.steps.copy_pages(
+            self._cache,
+            sources=[page for slot in sources for page in self._pages(slot)],
+            targets=[page for slot in targets for page in self._pages(slot)],
+        )
         for turn in followers:
             assert turn.leader is not None
             turn.start = turn.session.cached = turn.leader.start
@@ -223,8 +224,13 @@ class Engine:
             turn.pending.clear()
             turn.leader = None
 
+    def _pages(self, slot: int) -> range:
+        """Every slot owns as many pages as its context needs."""
+        each = self.steps.sizes.slot_pages
+        return range(slot * each, (slot + 1) * each)
+
     def _decode(self, turns: dict[int, TurnInFlight]) -> Callable[[], None]:
-        state = self._batcher.slot_state(turns, self.options.slots)
+        state = self._batcher.slot_state(turns, self.steps.sizes)
         self._cache, emitted = self.steps.generate(self.params, self._cache, state)
         host: Emitted = jax.tree.map(np.asarray, emitted)
         self.stats.decode_dispatches += 1
@@ -253,7 +259,8 @@ class Engine:
             self._resolve(turn, finish)
 
     def _poison(self) -> Callable[[], None]:
-        self._cache = self.steps.fill(self._cache, slots=self._to_poison, value=float("nan"))
+        pages = [page for slot in self._to_poison for page in self._pages(slot)]
+        self._cache = self.steps.fill(self._cache, slots=self._to_poison, pages=pages, value=float("nan"))
         self._to_poison = []
         return lambda: None
 
@@ -296,6 +303,19 @@ class Engine:
                     finish=finish,
                 )
             )
+
+
+def _sizes(options: EngineOptions) -> Sizes:
+    page_size = Sizes.page_size
+    each = -(-options.context // page_size)
+    return Sizes(
+        slots=options.slots,
+        context=each * page_size,
+        pages=options.slots * each,
+        prefill_rows=options.prefill_rows,
+        prefill_buckets=options.prefill_buckets,
+        decode_steps=options.decode_steps,
+    )
 
 
 def _slot(turn: TurnInFlight) -> int:

@@ -1,26 +1,41 @@
 """Gated full attention with grouped kv heads, head norms and partial rotary positions."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxrl.model.linear import project
 from jaxrl.model.norms import apply_rope, rms_norm
 from jaxrl.model.params import attention_weights, create
 from jaxrl.model.spec import ModelSpec
-from kernels.attention import attention
+from kernels.attention import attention, paged_attention, write_pages
 
 Rope = tuple[Array, Array]
 
 
-class KvCache(NamedTuple):
-    """Keys (rotated) and values of a row at positions 0 .. length - 1; what lies behind is ignored."""
+class PagedKv(NamedTuple):
+    """Keys (rotated) and values in pages of S positions; which row a page belongs to is not known here."""
 
-    k_BSKH: Array
-    v_BSKH: Array
+    k_PSKH: Array
+    v_PSKH: Array
+
+    @classmethod
+    def empty(cls, spec: ModelSpec, *, pages: int, page_size: int) -> "PagedKv":
+        """Zeros."""
+        shape = (pages, page_size, spec.num_kv_heads, spec.head_dim)
+        return cls(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
+
+
+class Rows(NamedTuple):
+    """What the rows of a cache hold, and how many of T new tokens each takes."""
+
+    lengths_B: Array
+    counts_B: Array
+    pages_BX: Array  # page ids in order; behind a row's end they are not read
 
 
 class GatedAttention(nnx.Module):
@@ -37,42 +52,25 @@ class GatedAttention(nnx.Module):
         self.spec = spec
         create(self, attention_weights(spec), rngs)
 
-    def init_cache(self, batch: int, context: int) -> KvCache:
-        """An empty cache for `batch` rows of `context` positions."""
-        spec = self.spec
-        shape = (batch, context, spec.num_kv_heads, spec.head_dim)
-        return KvCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
-
     def __call__(
         self, x_BTD: Float[Array, "B T D"], *, rope: Rope, mask_BTS: Bool[Array, "B T S"]
     ) -> Float[Array, "B T D"]:
         """Mixes packed rows; `mask_BTS` says which keys each query sees."""
         q_BTNH, gate_BTD, k_BTKH, v_BTKH = self._project(x_BTD, rope)
-        return self._attend(q_BTNH, gate_BTD, k_BTKH, v_BTKH, mask_BTS)
+        scale = self.spec.head_dim**-0.5
+        out_BTNH = attention(q_BTNH, k_BTKH, v_BSKH=v_BTKH, mask_BTS=mask_BTS, scale=scale)
+        return self._output(out_BTNH, gate_BTD)
 
     def extend(
-        self,
-        x_BTD: Float[Array, "B T D"],
-        cache: KvCache,
-        *,
-        rope: Rope,
-        lengths_B: Int[Array, " B"],
-        counts_B: Int[Array, " B"],
-    ) -> tuple[Float[Array, "B T D"], KvCache]:
-        """Writes the first `counts_B` tokens behind `lengths_B` cached ones and attends to all of them."""
+        self, x_BTD: Float[Array, "B T D"], cache: PagedKv, *, rope: Rope, rows: Rows
+    ) -> tuple[Float[Array, "B T D"], PagedKv]:
+        """Writes each row's new tokens into its pages and attends to all of the row."""
         q_BTNH, gate_BTD, k_BTKH, v_BTKH = self._project(x_BTD, rope)
-        T, S = x_BTD.shape[1], cache.k_BSKH.shape[1]
-        source_BS = jnp.arange(S) - lengths_B[:, None]
-        written_BS = (source_BS >= 0) & (source_BS < counts_B[:, None])
-        cache = KvCache(
-            *(
-                _write(old, new, source_BS, written_BS)
-                for old, new in zip(cache, (k_BTKH, v_BTKH), strict=True)
-            )
-        )
-        query_BT = jnp.where(jnp.arange(T) < counts_B[:, None], lengths_B[:, None] + jnp.arange(T), -1)
-        mask_BTS = jnp.arange(S) <= query_BT[..., None]
-        return self._attend(q_BTNH, gate_BTD, *cache, mask_BTS), cache
+        write = partial(write_pages, **rows._asdict())
+        cache = PagedKv(write(cache.k_PSKH, k_BTKH), write(cache.v_PSKH, v_BTKH))
+        scale = self.spec.head_dim**-0.5
+        out_BTNH = paged_attention(q_BTNH, cache.k_PSKH, v_PSKH=cache.v_PSKH, scale=scale, **rows._asdict())
+        return self._output(out_BTNH, gate_BTD), cache
 
     def _project(self, x_BTD: Array, rope: Rope) -> tuple[Array, Array, Array, Array]:
         spec, (B, T, _) = self.spec, x_BTD.shape
@@ -83,15 +81,5 @@ class GatedAttention(nnx.Module):
         k_BTKH = apply_rope(rms_norm(k_BTKH, self.k_norm[...], eps=spec.norm_eps), rope)
         return q_BTNH, gate_BTNH.reshape(B, T, -1), k_BTKH, v_BTKH
 
-    def _attend(self, q_BTNH: Array, gate_BTD: Array, k: Array, v: Array, mask_BTS: Array) -> Array:
-        scale = self.spec.head_dim**-0.5
-        out_BTNH = attention(q_BTNH, k, v_BSKH=v, mask_BTS=mask_BTS, scale=scale)
+    def _output(self, out_BTNH: Array, gate_BTD: Array) -> Array:
         return project(out_BTNH.reshape(gate_BTD.shape) * jax.nn.sigmoid(gate_BTD), self.out[...])
-
-
-def _write(cache_BSKH: Array, new_BTKH: Array, source_BS: Array, written_BS: Array) -> Array:
-    """A select over the whole cache: on CPU much cheaper than a scatter, elsewhere done in place."""
-    if new_BTKH.shape[1] > 1:
-        index_BS = jnp.clip(source_BS, 0, new_BTKH.shape[1] - 1)
-        new_BTKH = jnp.take_along_axis(new_BTKH, index_BS[..., None, None], axis=1)
-    return jnp.where(written_BS[..., None, None], new_BTKH, cache_BSKH)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from jaxrl.model.attention import GatedAttention, KvCache, Rope
+from jaxrl.model.attention import GatedAttention, PagedKv, Rope, Rows
 from jaxrl.model.gdn import GatedDeltaNet, GdnCache
 from jaxrl.model.moe import Mlp, MoE
 from jaxrl.model.norms import rms_norm, rope_angles
@@ -59,19 +59,21 @@ class Block(nnx.Module):
         return self._mlp(x_BTD, packing.valid_BT)
 
     def extend(
-        self, x_BTD: Array, cache: GdnCache | KvCache, *, rope: Rope, lengths_B: Array, counts_B: Array
-    ) -> tuple[Array, GdnCache | KvCache]:
-        """Continues cached rows."""
+        self, x_BTD: Array, cache: GdnCache | PagedKv, *, rope: Rope, rows: Rows
+    ) -> tuple[Array, GdnCache | PagedKv, Array]:
+        """Continues cached rows; the third result are the experts chosen, [B, T, 0] of a dense layer."""
         h_BTD = rms_norm(x_BTD, self.mixer_norm[...], eps=self.eps)
         if isinstance(self.mixer, GatedDeltaNet):
             assert isinstance(cache, GdnCache)
-            y_BTD, new = self.mixer.extend(h_BTD, cache, counts_B=counts_B)
+            y_BTD, new = self.mixer.extend(h_BTD, cache, counts_B=rows.counts_B)
         else:
-            assert isinstance(cache, KvCache)
-            y_BTD, new = self.mixer.extend(h_BTD, cache, rope=rope, lengths_B=lengths_B, counts_B=counts_B)
-        return self._mlp(x_BTD + y_BTD, None)[0], new
+            assert isinstance(cache, PagedKv)
+            y_BTD, new = self.mixer.extend(h_BTD, cache, rope=rope, rows=rows)
+        x_BTD = x_BTD + y_BTD
+        h_BTD = rms_norm(x_BTD, self.mlp_norm[...], eps=self.eps)
+        return x_BTD + self.mlp(h_BTD)[0], new, self.mlp.routes(h_BTD)
 
-    def _mlp(self, x_BTD: Array, valid_BT: Array | None) -> tuple[Array, tuple[Array, Array] | None]:
+    def _mlp(self, x_BTD: Array, valid_BT: Array) -> tuple[Array, tuple[Array, Array] | None]:
         y_BTD, stats = self.mlp(rms_norm(x_BTD, self.mlp_norm[...], eps=self.eps), valid_BT)
         return x_BTD + y_BTD, stats
 

@@ -21,6 +21,13 @@ class GdnCache(NamedTuple):
     taps_BXD: Array  # the last conv_kernel - 1 inputs of the convolution, in the model's dtype
     state_BNHJ: Array  # recurrent state, at least float32
 
+    @classmethod
+    def empty(cls, spec: ModelSpec, *, rows: int) -> "GdnCache":
+        """Rows that have seen no token."""
+        taps = jnp.zeros((rows, spec.conv_kernel - 1, spec.gdn_qkv_dim), spec.dtype)
+        state_shape = (rows, spec.gdn_value_heads, spec.gdn_key_dim, spec.gdn_value_dim)
+        return cls(taps, jnp.zeros(state_shape, accumulation_dtype(spec.dtype)))
+
 
 class GatedDeltaNet(nnx.Module):
     """The linear-attention mixer."""
@@ -38,14 +45,6 @@ class GatedDeltaNet(nnx.Module):
     def __init__(self, spec: ModelSpec, *, rngs: nnx.Rngs):
         self.spec = spec
         create(self, gdn_weights(spec), rngs)
-
-    def init_cache(self, batch: int, context: int) -> GdnCache:
-        """An empty cache for `batch` rows."""
-        del context
-        spec = self.spec
-        taps = jnp.zeros((batch, spec.conv_kernel - 1, spec.gdn_qkv_dim), spec.dtype)
-        state_shape = (batch, spec.gdn_value_heads, spec.gdn_key_dim, spec.gdn_value_dim)
-        return GdnCache(taps, jnp.zeros(state_shape, accumulation_dtype(spec.dtype)))
 
     def __call__(
         self, x_BTD: Float[Array, "B T D"], *, segment_ids_BT: Int[Array, "B T"]

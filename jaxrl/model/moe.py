@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int16
 
 from jaxrl.model.linear import project
 from jaxrl.model.params import accumulation_dtype, create, mlp_weights, moe_weights
@@ -43,6 +43,10 @@ class Mlp(nnx.Module):
         del valid_BT
         gate_BTF, up_BTF = project(x_BTD, self.gate[...]), project(x_BTD, self.up[...])
         return project(jax.nn.silu(gate_BTF) * up_BTF, self.down[...]), None
+
+    def routes(self, x_BTD: Float[Array, "*B D"]) -> Int16[Array, "*B 0"]:
+        """No experts to choose from."""
+        return jnp.zeros((*x_BTD.shape[:-1], 0), jnp.int16)
 
 
 class MoE(nnx.Module):
@@ -82,7 +86,13 @@ class MoE(nnx.Module):
         stats = None if valid_BT is None else _sums(selected_TE, probability_TE, valid_BT.reshape(-1, 1))
         return (routed_TD + shared_TD).reshape(x_BTD.shape), stats
 
-    def probabilities(self, x_TD: Float[Array, "T D"]) -> Float[Array, "T E"]:
+    def routes(self, x_BTD: Float[Array, "*B D"]) -> Int16[Array, "*B X"]:
+        """The experts of each token, the most probable first: those that `__call__` uses."""
+        chosen = self.spec.experts_per_token
+        assert chosen is not None
+        return lax.top_k(self.probabilities(x_BTD), chosen)[1].astype(jnp.int16)
+
+    def probabilities(self, x_TD: Float[Array, "*T D"]) -> Float[Array, "*T E"]:
         """Softmax over all experts, logits included in at least float32: rounding them flips routes."""
         dtype = accumulation_dtype(x_TD.dtype)
         return jax.nn.softmax(x_TD.astype(dtype) @ self.router[...].astype(dtype), axis=-1)

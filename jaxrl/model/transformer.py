@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int16
 
-from jaxrl.model.attention import KvCache
+from jaxrl.model.attention import PagedKv, Rows
 from jaxrl.model.block import Block, Packing, packed_mask
 from jaxrl.model.gdn import GdnCache
 from jaxrl.model.layers import run_layers
@@ -16,8 +16,8 @@ from jaxrl.model.spec import ModelSpec
 
 __all__ = ["Block", "Cache", "Packing", "Transformer", "packed_mask"]
 
-# One entry per layer; the leading axis of every leaf is the row.
-Cache = tuple[GdnCache | KvCache, ...]
+# One entry per layer: the leading axis is the row in a GDN layer's, the page in an attention layer's.
+Cache = tuple[GdnCache | PagedKv, ...]
 
 
 class Transformer(nnx.Module):
@@ -107,9 +107,15 @@ class Transformer(nnx.Module):
             self.mtp_hidden(hidden_BTD, tokens_BT, segment_ids_BT=segment_ids_BT, positions_BT=positions_BT)
         )
 
-    def init_cache(self, batch: int, context: int) -> Cache:
-        """An empty cache for `batch` rows of at most `context` tokens."""
-        return tuple(block.mixer.init_cache(batch, context) for block in self.layers)
+    def init_cache(self, batch: int, context: int, *, page_size: int = 32) -> Cache:
+        """An empty cache for `batch` rows of at most `context` tokens, each row's pages side by side."""
+        spec, pages = self.spec, batch * -(-context // page_size)
+        return tuple(
+            GdnCache.empty(spec, rows=batch)
+            if kind == "linear_attention"
+            else PagedKv.empty(spec, pages=pages, page_size=page_size)
+            for kind in spec.layer_types
+        )
 
     def extend(
         self,
@@ -118,25 +124,45 @@ class Transformer(nnx.Module):
         *,
         lengths_B: Int[Array, " B"],
         counts_B: Int[Array, " B"],
+        pages_BX: Int[Array, "B X"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache]:
         """Appends tokens to cached rows: chunked prefill, or decode when T == 1.
 
         Row b holds `lengths_B[b]` tokens and takes the first `counts_B[b]` of its T, the rest is right
         padding whose outputs mean nothing. A row of count 0 keeps its cache, bit for bit. Lengths plus
-        counts must not exceed the context the cache was made for: the caller keeps that.
+        counts must not exceed what the row's pages hold: the caller keeps that.
+
+        Args:
+          pages_BX: the pages of each row, in order; ids outside the pool stand for none. None: the rows
+            of `init_cache`.
 
         Returns:
           Hidden states after the final norm, and the new cache.
         """
-        T = tokens_BT.shape[1]
+        return self.extend_with_routes(
+            tokens_BT, cache, lengths_B=lengths_B, counts_B=counts_B, pages_BX=pages_BX
+        )[:2]
+
+    def extend_with_routes(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        cache: Cache,
+        *,
+        lengths_B: Int[Array, " B"],
+        counts_B: Int[Array, " B"],
+        pages_BX: Int[Array, "B X"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Cache, Int16[Array, "B T L X"]]:
+        """As `extend`, with the experts chosen in each layer L, most probable first (X = 0 if dense)."""
+        (B, T), new, routes = tokens_BT.shape, [], []
         rope = rope_angles(lengths_B[:, None] + jnp.arange(T), self.spec)
-        x_BTD, new = self.embed[...][tokens_BT], []
+        rows = Rows(lengths_B, counts_B, _own_pages(cache, B) if pages_BX is None else pages_BX)
+        x_BTD = self.embed[...][tokens_BT]
         for block, layer_cache in zip(self.layers, cache, strict=True):
-            x_BTD, layer_cache = block.extend(
-                x_BTD, layer_cache, rope=rope, lengths_B=lengths_B, counts_B=counts_B
-            )
+            x_BTD, layer_cache, route_BTX = block.extend(x_BTD, layer_cache, rope=rope, rows=rows)
             new.append(layer_cache)
-        return rms_norm(x_BTD, self.norm[...], eps=self.spec.norm_eps), tuple(new)
+            routes.append(route_BTX)
+        hidden_BTD = rms_norm(x_BTD, self.norm[...], eps=self.spec.norm_eps)
+        return hidden_BTD, tuple(new), jnp.stack(routes, axis=2)
 
     def head_weight(self) -> Float[Array, "D V"]:
         """The head's matrix, the transposed embedding if tied."""
@@ -146,3 +172,8 @@ class Transformer(nnx.Module):
         """Logits in float32 (float64 for a float64 model)."""
         dtype = accumulation_dtype(hidden_D.dtype)
         return hidden_D.astype(dtype) @ self.head_weight().astype(dtype)
+
+
+def _own_pages(cache: Cache, batch: int) -> Int[Array, "B X"]:
+    pages = next((layer.k_PSKH.shape[0] for layer in cache if isinstance(layer, PagedKv)), 0)
+    return jnp.arange(pages, dtype=jnp.int32).reshape(batch, -1)

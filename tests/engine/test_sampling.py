@@ -61,7 +61,7 @@ def test_logprobs_are_those_of_the_truncated_distribution(seed, temperature, top
     )
     expected = oracle(logits, temperature, top_k, top_p, min_p)
     full = oracle(logits, 1.0, 0, 1.0, 0.0)
-    for token, logprob, full_logprob in zip(*map(np.asarray, drawn), strict=True):
+    for token, logprob, full_logprob in zip(*map(np.asarray, drawn[:3]), strict=True):
         assert expected[token] > 0
         assert logprob == pytest.approx(np.log(expected[token]), abs=2e-5)
         assert full_logprob == pytest.approx(np.log(full[token]), abs=2e-5)
@@ -105,3 +105,16 @@ def test_a_token_depends_on_its_key_and_position_only():
 def test_distinct_sample_keys_have_distinct_words(parts):
     keys = {SampleKey(seed, task, 0, sample_, 0) for seed, task, sample_ in parts}
     assert len({tuple(key_words(key)) for key in keys}) == len(keys)
+
+
+def test_most_likely_tokens_are_those_of_the_full_softmax():
+    logits = np.random.default_rng(5).normal(size=(6, 40)).astype(np.float32)
+    drawn = sample(
+        jnp.asarray(logits), params(6, temperature=0.3, top_p=0.5), positions_B=jnp.arange(6), top=4
+    )
+    exact = logits.astype(np.float64)
+    logprobs = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+    order = np.argsort(-logprobs, axis=-1)[:, :4]
+    np.testing.assert_array_equal(drawn.top_token_BW, order)
+    want = np.take_along_axis(logprobs, order, axis=-1)
+    np.testing.assert_allclose(drawn.top_logprob_BW, want, rtol=0, atol=1e-6)
