@@ -34,7 +34,8 @@ $(NOJAX)/ready.json: $(READY) requirements/nojax.txt
 	$(PYTHON3) tools/bootstrap.py --environment $(NOJAX) --requirements requirements/nojax.txt
 
 test-engines: $(READY)  ## sandboxes in dockerd and podman, which this starts on roots of their own (root)
-	$(PY) tools/container_engines.py -- $(PY) -m pytest tests/sandbox/test_conformance_engines.py $(ARGS)
+	$(PY) tools/container_engines.py -- $(PY) -m pytest tests/sandbox/test_conformance_engines.py \
+		tests/sandbox/test_grading_engines.py $(ARGS)
 
 parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random weights
 	$(PY) tools/parity.py --hf-python $(HF)/bin/python $(ARGS)

@@ -5,8 +5,9 @@
 Each engine lives in mount, pid and network namespaces of its own: it touches nothing of an engine
 that the machine may run already, and nothing is left when its first process is killed, by its pid.
 COMMAND finds DOCKERD_SOCKET and PODMAN_SOCKET (unix:// addresses) and ENGINE_IMAGE, the name of a small
-Debian image (bash, dash, python3) that both engines hold; it is built once by mmdebstrap and kept in
-the cache. Needs root, and from Debian: docker.io podman runc mmdebstrap. Exit status: COMMAND's.
+Debian image (bash, dash, Python with its whole library) that both engines hold; it is built once by
+mmdebstrap and kept in the cache. Needs root, and from Debian: docker.io podman runc mmdebstrap. Exit
+status: COMMAND's.
 """
 
 import argparse
@@ -44,12 +45,12 @@ runtime = "runc"
 
 def root_archive(cache: Path) -> Path:
     """A tar of a small Debian root, built when it is not in `cache` yet."""
-    archive = cache / "debian-root.tar"
+    archive = cache / "debian-python.tar"
     if not archive.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = archive.with_suffix(".partial.tar")
         lean = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
-        packages = "--include=bash,python3-minimal,procps"
+        packages = "--include=bash,python3,procps"
         subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=minbase", packages, *lean, _release(), str(partial)],
             check=True,

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import posixpath
 import secrets
 import shlex
 import zlib
@@ -49,7 +50,8 @@ def _encoded(files: Mapping[str, bytes | None]) -> dict[str, str | None]:
 
 async def drive(sandbox: Sandbox, task: TaskSpec, request: dict[str, Any]) -> dict[str, Any]:
     """The driver's answer, or `stopped` with the reason if there is none that holds the key's signature."""
-    path = f"/tmp/{secrets.token_hex(8)}"
+    # In the working directory, the one place that every backend can write to; the driver removes it first.
+    path = posixpath.join(task.image.workdir, f".{secrets.token_hex(8)}")
     await sandbox.write(path, json.dumps(request).encode())
     folder = resources.files("sandbox.grading")
     driver, template = (folder.joinpath(f"suite_{name}.py").read_text() for name in ("driver", "template"))

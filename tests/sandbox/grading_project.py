@@ -140,7 +140,7 @@ class Bench:
 
 
 @cache
-def _layer() -> Path:
+def layer() -> Path:
     """One layer for all tests of this process, removed at its end."""
     folder = Path(tempfile.mkdtemp(prefix="grading-layer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -151,7 +151,7 @@ def _layer() -> Path:
 @contextmanager
 def bench() -> Iterator[Bench]:
     """A bench whose sandboxes and loop end with the block."""
-    image = Image(layers={"/opt/env": _layer()}, environment={"PYTHONPATH": "/opt/env"})
+    image = Image(layers={"/opt/env": layer()}, environment={"PYTHONPATH": "/opt/env"})
     with asyncio.Runner() as runner:
         made = Bench(runner, NamespaceProvider(), image)
         try:
