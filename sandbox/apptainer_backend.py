@@ -38,6 +38,7 @@ from sandbox.snapshots import Snapshot, changes
 PREFIX = "jaxrl-apptainer-"
 _START_TIMEOUT = 120.0  # seconds; a container of a large image over a network file system takes its time
 _OWNER = "owner"  # file beside the working copy
+_EMPTY, _NOTHING = "empty", "nothing"  # folder and file beside it, shown where something is covered
 _SHELL = "/bin/sh"
 _OWN_PROCESSES = 8  # Apptainer's own helpers
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR")
@@ -53,6 +54,8 @@ class ApptainerSandbox(HeldSandbox):
         self._top = Path(tempfile.mkdtemp(prefix=PREFIX, dir=provider.folder))
         (self._top / _OWNER).write_text(provider.owner)
         (self._top / "work").mkdir()
+        (self._top / _EMPTY).mkdir()
+        (self._top / _NOTHING).touch()
         self._folder = Folder(self._top / "work")
         self._running: Running | None = None
         self._pipes: Pipes | None = None
@@ -238,6 +241,12 @@ class ApptainerProvider:
                 part
                 for target, source in image.layers.items()
                 for part in ("--mount", f"type=bind,src={source},dst={target},ro")
+            ),
+            *(
+                part
+                for kind, paths in ((_EMPTY, image.covered_folders), (_NOTHING, image.covered_files))
+                for path in paths
+                for part in ("--mount", f"type=bind,src={work.with_name(kind)},dst={path},ro")
             ),
             *("--pwd", image.workdir, str(image.root or image.name)),
             *program,

@@ -30,7 +30,8 @@ class Image:
     `root` None means the host's own /usr and interpreter, read-only; `name` is what a container
     engine calls its image, for the backends that have one. `layers` (absolute path inside → host
     directory) are shown read-only, for example a locked environment at /opt/env. The working
-    directory starts with the content of `source` and is writable.
+    directory starts with the content of `source` and is writable. What the covered paths name (absolute,
+    inside, not in the working directory; it exists) is shown empty and cannot be written.
     """
 
     root: Path | None = None  # a directory, squashfs file or SIF file that holds a whole root
@@ -40,6 +41,8 @@ class Image:
     workdir: str = "/testbed"
     python: str | None = None  # interpreter of the project, inside; None: the backend's own
     environment: Mapping[str, str] = field(default_factory=dict)  # of every command
+    covered_folders: tuple[str, ...] = ()
+    covered_files: tuple[str, ...] = ()
 
 
 HOST = Image()

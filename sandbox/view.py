@@ -35,7 +35,9 @@ class View:
 
 def check(image: Image) -> None:
     """Raises `SandboxError` for an image that cannot be shown."""
-    for key, path in (("workdir", image.workdir), *((f"layers[{p!r}]", p) for p in image.layers)):
+    inside = {"workdir": image.workdir} | {f"layers[{path!r}]": path for path in image.layers}
+    inside |= {f"covered path {path!r}": path for path in (*image.covered_folders, *image.covered_files)}
+    for key, path in inside.items():
         if path == "/" or not path.startswith("/") or posixpath.normpath(path) != path:
             raise SandboxError(f"image {key}: expected a normal absolute path other than /, got {path!r}")
     for key, path in (("source", image.source), ("root", image.root)):
@@ -44,6 +46,14 @@ def check(image: Image) -> None:
     for target, path in image.layers.items():
         if not path.is_dir():
             raise _missing(f"layers[{target!r}]", "a directory", path)
+    for path in (*image.covered_folders, *image.covered_files):
+        if _overlap(path, image.workdir):
+            raise SandboxError(f"image covered paths: expected none of the working directory, got {path}")
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether one of two paths lies in the other."""
+    return f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
 
 
 def _missing(key: str, expected: str, path: Path) -> SandboxError:
@@ -51,10 +61,14 @@ def _missing(key: str, expected: str, path: Path) -> SandboxError:
 
 
 def root_arguments(view: View) -> list[str]:
-    """Bubblewrap's arguments for all that is read-only. The keeper replaces "{root}"."""
+    """Bubblewrap's arguments for all that is read-only. The keeper replaces "{root}" and "{empty}"."""
     result = ["{root}"] if view.root else _host(view.python)
     for target, source in view.layers.items():
         result += ["--ro-bind", source, target]
+    for folder in view.image.covered_folders:
+        result += ["--perms", "0555", "--tmpfs", folder, "--remount-ro", folder]
+    for file in view.image.covered_files:
+        result += ["--ro-bind", "{empty}", file]
     return [*result, "--proc", "/proc", "--dev", "/dev"]
 
 

@@ -25,7 +25,7 @@ from jaxrl.rollout.renderer import Renderer
 from jaxrl.rollout.transcript import Transcript
 from sandbox.agent_tools.base import Observation, Stateful, Tool, failure, for_episode
 from sandbox.base import Diff, Image, Sandbox, SandboxError
-from sandbox.tasks.conceal import conceal
+from sandbox.tasks.conceal import Concealer
 from sandbox.tasks.schema import Hidden, TaskSpec
 
 
@@ -74,6 +74,7 @@ class World:
     tools: Mapping[str, Tool | Stateful]
     renderer: Renderer
     rules: Mapping[Outcome, OutcomeRule] = field(default_factory=lambda: OUTCOME_RULES)
+    concealer: Concealer = field(default_factory=Concealer)
 
     def __post_init__(self) -> None:
         missing = set(self.renderer.harness.tools) - set(self.tools)
@@ -246,12 +247,9 @@ class _Episode:
     async def _open(self) -> Sandbox:
         """The sandbox, leased by the first call: an episode without calls needs none."""
         if self._sandbox is None:
-            files = {path: text.encode() for path, text in self._task.files.items()}
             with self._timed("sandbox"):
-                lease = self._world.sandboxes.lease(files, image=self._task.image)
-                sandbox = await self._lease.enter_async_context(lease)
-                await conceal(sandbox, self._task)
-                self._sandbox = sandbox
+                lease = self._world.concealer.lease(self._world.sandboxes, self._task)
+                self._sandbox = await self._lease.enter_async_context(lease)
         return self._sandbox
 
     async def _diff(self, ending: Ending) -> Diff:

@@ -68,11 +68,22 @@ def _host_config(
         memswap_limit=limits.memory,  # memory and swap together: no swap
         nano_cpus=int(limits.cpu * 1e9),
         shm_size=limits.disk,
-        tmpfs={"/tmp": f"size={limits.disk},mode=1777,nosuid,nodev"},
+        tmpfs={"/tmp": f"size={limits.disk},mode=1777,nosuid,nodev", **_empty_folders(client, image)},
         mounts=_mounts(image, volume),
         ulimits=_ulimits(limits, local),
         runtime=runtime,
     )
+
+
+def _empty_folders(client: "APIClient", image: Image) -> dict[str, str]:
+    """Options of file systems in memory by the path that each covers."""
+    if not image.covered_folders:
+        return {}
+    options = "ro,size=4k,mode=0555,nosuid,nodev"
+    engines = {item["Name"] for item in client.version().get("Components", ())}
+    if "Podman Engine" in engines:  # unless told, it copies there what it covers; dockerd knows no such word
+        options += ",notmpcopyup"
+    return dict.fromkeys(image.covered_folders, options)
 
 
 def _mounts(image: Image, volume: str) -> list[Any]:
@@ -82,7 +93,8 @@ def _mounts(image: Image, volume: str) -> list[Any]:
         Mount(inside, str(Path(outside).resolve()), type="bind", read_only=True)
         for inside, outside in image.layers.items()
     ]
-    return [Mount(image.workdir, volume, type="volume", no_copy=True), *layers]
+    empty = [Mount(path, os.devnull, type="bind", read_only=True) for path in image.covered_files]
+    return [Mount(image.workdir, volume, type="volume", no_copy=True), *layers, *empty]
 
 
 def _ulimits(limits: Limits, local: bool) -> list[Any]:

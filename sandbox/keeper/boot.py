@@ -67,6 +67,7 @@ def _keep(config: dict[str, Any], stage: str, groups: Groups | None) -> None:
     try:
         mounts.own_user_namespace()
         mounts.mount("keeper", stage, "tmpfs", options="mode=755,size=1m")
+        open(f"{stage}/empty", "x").close()
         for name, program in config["filters"].items():
             with open(f"{stage}/{name}.bpf", "wb") as file:
                 file.write(bytes.fromhex(program))

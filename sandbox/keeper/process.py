@@ -131,6 +131,7 @@ class Keeper:
         return {
             "{root}": self._root_arguments(request),
             "{work}": [box.disk.place],
+            "{empty}": [f"{self._stage}/empty"],
             "{scratch}": binds(box.scratch.places),
             "{devices}": DEVICES if self._watchdog else [],
         }

@@ -9,7 +9,7 @@ from typing import Any
 from sandbox.tasks.schema import HiddenTests, SuiteTests, TaskSpec
 
 # Fields that came after the first digests were recorded: at their defaults they count as absent.
-_LATER = {"image", "base_commit", "language", "concealed"}
+_LATER = {"image", "base_commit", "language", "concealed", "covered_folders", "covered_files"}
 
 
 class TaskSet[Hidden: HiddenTests | SuiteTests]:

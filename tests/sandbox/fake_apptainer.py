@@ -33,7 +33,7 @@ def parse(words: list[str]) -> tuple[list[str], list[str]]:
         words, result = words[2:], [*result, "--setenv", name, value]
     while words[0] == "--mount":
         match = MOUNT.fullmatch(words[1])
-        if match is None or not Path(match[1]).is_dir():
+        if match is None or not Path(match[1]).exists():
             refuse(f"bad mount {words[1]}")
         assert match is not None
         words, result = words[2:], [*result, "--ro-bind" if match[3] else "--bind", match[1], match[2]]

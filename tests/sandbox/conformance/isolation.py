@@ -39,6 +39,20 @@ async def no_user_namespaces(stage: Stage) -> None:
     assert (await run(box, "unshare -Ur true")).exit_code != 0
 
 
+@case("images")
+async def covered_paths_are_empty_and_stay_so(stage: Stage) -> None:
+    image = stage.variant(covered_folders=("/usr/share", "/usr/include"), covered_files=("/usr/bin/yes",))
+    box = await stage.create(image=image)
+    show = "ls -A /usr/share /usr/include | grep -v '^/usr'; cat /usr/bin/yes"
+    assert (await say(box, show)).strip() == ""
+    for command in ("touch /usr/share/x", "rmdir /usr/share", "rm /usr/bin/yes", "umount /usr/share"):
+        assert (await run(box, command)).exit_code != 0, command
+    await run(box, "echo x > /usr/bin/yes")
+    await box.exec("exit 3", 10)  # also when it is rebuilt
+    assert (await say(box, show)).strip() == ""
+    assert await say(box, "cat a.py; [ -e /usr/bin/env ] && echo there") == "x = 1\nthere\n"
+
+
 @case()
 async def host_is_out_of_sight(stage: Stage) -> None:
     secret = stage.folder / "secret"
