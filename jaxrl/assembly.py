@@ -1,7 +1,7 @@
 """Builds the parts of a run from its settings. Only entry points import this module."""
 
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -86,9 +86,9 @@ def _loaded(path: Path, config: Config) -> Transformer:
         raise ConfigError(f"model.checkpoint = {config.model.checkpoint}: {reason}") from error
 
 
-def build_tasks(config: Config, split: Split) -> Tasks:
-    """The tasks of a split, in cursor order. Raises `ConfigError`."""
-    return tasksets.build_tasks(config, split, resource=resource)
+def build_tasks(config: Config, split: Split, *, tell: Callable[[str], None] = lambda _: None) -> Tasks:
+    """The tasks of a split, in cursor order; `tell` hears of what takes long. Raises `ConfigError`."""
+    return tasksets.build_tasks(config, split, resource=resource, tell=tell)
 
 
 def check_sizes(config: Config) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from jaxrl.assembly import build_model, build_tasks, check_prompts, open_parts, package_versions
@@ -19,6 +20,7 @@ from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.feed.jsonl import JsonlWriter
+from jaxrl.progress import Seldom
 
 COMMAND = "python -m jaxrl.eval"
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
 
 async def run(config: Config) -> list[Evaluation]:
     """One evaluation per sampling, in their order."""
-    tasks = build_tasks(config, config.evaluation.split)
+    tasks = build_tasks(config, config.evaluation.split, tell=Seldom(partial(print, flush=True)))
     made = []
     with ThreadPoolExecutor(1, thread_name_prefix="device") as device:
         async with open_parts(config, build_model(config), device) as parts:

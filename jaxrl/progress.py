@@ -19,6 +19,20 @@ from jaxrl.statistics import Interval
 
 RECENT = 8
 """Steps in the live table."""
+SECONDS = 5.0
+"""Between two lines about one thing that takes long."""
+
+
+class Seldom:
+    """Passes the first text on, then at most one in five seconds."""
+
+    def __init__(self, show: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._show, self._clock, self._next = show, clock, 0.0
+
+    def __call__(self, text: str) -> None:
+        if self._clock() >= self._next:
+            self._show(text)
+            self._next = self._clock() + SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +68,7 @@ class Progress:
         self._lines: list[StepLine] = []
         self._notes: list[str] = []
         self._live: Live | None = None
+        self._seldom = Seldom(self._print, clock=clock)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -77,6 +92,12 @@ class Progress:
     def live(self, **state: object) -> None:
         """State inside the phase, shown as it changes: `live(rollouts="37/128", sandboxes=12)`."""
         self._state |= {name: str(value) for name, value in state.items()}
+
+    def busy(self, text: str) -> None:
+        """What is being done where a phase takes long: in the live view, elsewhere a line now and then."""
+        self.live(now=text)
+        if self._live is None:
+            self._seldom(text)
 
     def step(self, line: StepLine) -> None:
         """A step is done."""

@@ -42,9 +42,12 @@ class First:
         return len(self.specs)
 
 
-def build_tasks(config: Config, split: Split, *, resource: Callable[[str], Path]) -> Tasks:
+def build_tasks(
+    config: Config, split: Split, *, resource: Callable[[str], Path], tell: Callable[[str], None]
+) -> Tasks:
     """The tasks of a split, in cursor order; `resource` finds a file that the settings name.
 
+    `tell` hears of what takes long: the tasks of real projects are built by their first use.
     Sets made of files are taken whole and in their order; the counts belong to generated tasks.
     Raises `ConfigError` naming the key for what is missing, unreadable or not enough.
     """
@@ -52,7 +55,7 @@ def build_tasks(config: Config, split: Split, *, resource: Callable[[str], Path]
         case "generated":
             return _generated(config, split)
         case "projects":
-            return _projects(config, split, resource(config.tasks.definitions))
+            return _projects(config, split, resource(config.tasks.definitions), tell)
         case "r2e_gym":
             return _rows(config, split, resource)
 
@@ -65,14 +68,15 @@ def _generated(config: Config, split: Split) -> Tasks:
         raise ConfigError(f"tasks.{split}_count = {count}: {error}") from error
 
 
-def _projects(config: Config, split: Split, folder: Path) -> Tasks:
+def _projects(config: Config, split: Split, folder: Path, tell: Callable[[str], None]) -> Tasks:
     """All tasks of the projects of a split: no project is in two of them."""
     try:
         definitions = Definitions(folder)
         recipes = definitions.recipes()
         names = {recipe.instance_id: definitions.project(recipe.project).name for recipe in recipes}
         chosen = _of_split(config, split, names)
-        return load_task_set(folder, ids=[each.instance_id for each in recipes if each.instance_id in chosen])
+        ids = [each.instance_id for each in recipes if each.instance_id in chosen]
+        return load_task_set(folder, ids=ids, tell=lambda text: tell(f"{split} tasks: {text}"))
     except (CatalogError, SourceError, ImageBuildError) as error:
         raise ConfigError(f"tasks.definitions = {config.tasks.definitions}: {error}") from error
 

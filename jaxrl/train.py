@@ -108,8 +108,8 @@ class Trainer:
     ) -> None:
         self._config, self._opened, self._learner = config, opened, learner
         self._parts, self._progress, self._device = parts, progress, device
-        self._tasks = build_tasks(config, "train")
-        self._held_out = build_tasks(config, "validation")
+        self._tasks = build_tasks(config, "train", tell=progress.busy)
+        self._held_out = build_tasks(config, "validation", tell=progress.busy)
         for tasks in (self._tasks, self._held_out):
             check_prompts(parts.world, tasks)
         check_step(config, self._tasks)

@@ -1,7 +1,7 @@
 """From recipes to tasks: what the agent sees, and the hidden suite, each from the same hashes."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -72,9 +72,12 @@ class Definitions:
         return _spec(recipe, self.environment, source, tags), suite
 
 
-def load_task_set(folder: Path, *, ids: Iterable[str] | None = None) -> TaskSet:
+def load_task_set(
+    folder: Path, *, ids: Iterable[str] | None = None, tell: Callable[[str], None] = lambda _: None
+) -> TaskSet:
     """The tasks of a folder of definitions in order, or those with `ids`; builds what is missing.
 
+    `tell` hears what is looked at or built next: the first time takes a minute or more.
     Raises `CatalogError`, `SourceError`, `ImageBuildError`.
     """
     definitions = Definitions(folder)
@@ -82,7 +85,13 @@ def load_task_set(folder: Path, *, ids: Iterable[str] | None = None) -> TaskSet:
     recipes = [recipe for recipe in definitions.recipes() if wanted is None or recipe.instance_id in wanted]
     if wanted is not None and (unknown := wanted - {recipe.instance_id for recipe in recipes}):
         raise CatalogError(f"{folder}: expected ids of its recipes, got {', '.join(sorted(unknown))}")
-    pairs = [definitions.task(recipe) for recipe in recipes]
+    pairs: list[tuple[TaskSpec, SuiteTests]] = []
+    for number, recipe in enumerate(recipes, 1):
+        if number == 1:
+            tell("the environment that the tests of all projects run in")
+            _ = definitions.environment
+        tell(f"task {number} of {len(recipes)}: {recipe.instance_id}")
+        pairs.append(definitions.task(recipe))
     return TaskSet([spec for spec, _ in pairs], [suite for _, suite in pairs])
 
 

@@ -55,6 +55,19 @@ def test_without_a_tty_every_fact_is_a_line():
     ]
 
 
+def test_what_takes_long_is_a_line_now_and_then():
+    target, clock = console(terminal=False), Clock()
+    with Progress("demo", steps=34, console=target, clock=clock) as progress:
+        for number in range(1, 301):  # half a minute
+            progress.busy(f"task {number}")
+            clock.now += 0.1
+        assert "now task 300" in rendered(progress)
+        progress.phase("evaluation")
+        assert "task" not in rendered(progress)
+    lines = output_of(target).splitlines()
+    assert lines[0] == "task 1" and lines[1] in ("task 51", "task 52") and len(lines) == 7
+
+
 def test_the_live_view_shows_progress_phase_state_and_pace():
     clock = Clock()
     progress = Progress("demo", steps=34, console=console(terminal=False), clock=clock)

@@ -110,7 +110,9 @@ async def test_a_projects_task_is_played_and_graded(repaired: bool) -> None:
         for each in Definitions(DEFINITIONS).recipes()
         if isinstance(each, MutationRecipe) and each.project.startswith("sqlparse")
     )
-    tasks = load_task_set(DEFINITIONS, ids=[recipe.instance_id])
+    said: list[str] = []
+    tasks = load_task_set(DEFINITIONS, ids=[recipe.instance_id], tell=said.append)
+    assert "environment" in said[0] and said[1:] == [f"task 1 of 1: {recipe.instance_id}"]
     task = replace(tasks.specs[0], agent_timeout=240.0)
     hidden = tasks.hidden(task.instance_id)
     assert isinstance(hidden, SuiteTests)
