@@ -60,18 +60,21 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
 def from_command_line(arguments: Sequence[str], *, command: str) -> Config:
     """Settings from a program's arguments: at most one YAML file, then `section.key=value`.
 
-    Prints the help of `command` and exits 0 for `-h` or `--help`; explains wrong settings and exits 2.
+    For `-h` or `--help`, prints every setting with its value from the other arguments and exits 0; explains
+    wrong settings and exits 2.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(render_help(command))
-        sys.exit(0)
-    files = [argument for argument in arguments if "=" not in argument]
+    asked = {"-h", "--help"} & set(arguments)
+    files = [argument for argument in arguments if "=" not in argument and argument not in asked]
     with explained(command):
         if len(files) > 1 or any(file.startswith("-") for file in files):
             raise ConfigError(
                 f"expected at most one file.yaml, got {' '.join(files)}; settings are section.key=value"
             )
-        return load(*files, overrides=[argument for argument in arguments if "=" in argument])
+        config = load(*files, overrides=[argument for argument in arguments if "=" in argument])
+    if asked:
+        print(render_help(config, command))
+        sys.exit(0)
+    return config
 
 
 @contextmanager
@@ -94,21 +97,24 @@ def to_json(config: Config) -> str:
     return config.model_dump_json(indent=2)
 
 
-def render_help(command: str) -> str:
-    """Help of a `python -m` command that takes settings: every field with default and meaning."""
+def render_help(config: Config, command: str) -> str:
+    """Help of a `python -m` command: every setting with its value in `config`, meaning and other default."""
     lines = [
         f"usage: {command} [file.yaml] [section.key=value ...]",
         "",
-        "Without a file: the quickstart.",
+        "Without a file: the quickstart. Values are those in force with the other arguments given here;",
+        "in brackets: the default, for a file that does not set the key.",
         "",
     ]
+    values = config.model_dump(mode="json")
     for name, section in Config.model_fields.items():
         kind = section.annotation
         assert isinstance(kind, type) and issubclass(kind, BaseModel)
         lines.append(f"{name}: {(kind.__doc__ or '').splitlines()[0]}")
         for key, field in kind.model_fields.items():
-            default = json.dumps(field.default)
-            lines.append(f"  {f'{name}.{key}={default}':<42} {field.description}")
+            value, default = (json.dumps(each) for each in (values[name][key], field.default))
+            note = "" if value == default else f" [{default}]"
+            lines.append(f"  {f'{name}.{key}={value}':<42} {field.description}{note}")
     return "\n".join(lines)
 
 

@@ -130,11 +130,29 @@ def test_settings_are_frozen():
 
 
 def test_help_shows_every_field_with_its_meaning():
-    text = render_help("python -m jaxrl.train")
+    text = render_help(load(), "python -m jaxrl.train")
     for name, section in Config.model_fields.items():
         for key, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
             assert f"  {name}.{key}=" in text
             assert field.description and field.description.splitlines()[0] in text
+
+
+def test_help_shows_the_values_in_force(tmp_path, capsys):
+    def shown(*arguments: str) -> dict[str, str]:
+        with pytest.raises(SystemExit) as caught:
+            from_command_line([*arguments, "--help"], command="x")
+        assert caught.value.code == 0
+        lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "=" in line]
+        return {first.partition("=")[0]: f"{first.partition('=')[2]} {rest}" for first, rest in lines}
+
+    quickstart, default = load().run.steps, Config().run.steps
+    assert quickstart != default
+    steps = shown()["run.steps"]
+    assert steps.startswith(f"{quickstart} ") and steps.endswith(f" [{default}]")
+    assert shown("steps=77")["run.steps"].startswith("77 ")
+    path = write(tmp_path, "x.yaml", "run: {seed: 3}\n")
+    assert shown(str(path))["run.steps"].startswith(f"{default} ")
+    assert shown(str(path))["run.seed"].startswith("3 ")
 
 
 def test_a_command_takes_a_file_and_settings_in_any_order(tmp_path):
