@@ -3,15 +3,19 @@
 Letters besides the common ones: P pages of the pool, S positions of a page, X pages of a row, C keys of a
 block, U = R T queries of a kv head (R query heads share it). One program serves every length: the loop
 ends with the longest row. A block that a row does not reach leaves that row's sums bit for bit as they
-were, so a row's result does not depend on how long the others are.
+were, so a row's result does not depend on how long the others are. On a CPU rows go through the loop in
+groups of about the same length: that skips what short rows do not have, and a group's blocks stay in the
+processor's cache.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 BLOCK = 128  # keys of a block, or one page if that is larger
+CPU_GROUP = 16  # rows of a group
 _LOWEST = -1e30  # stands for -inf, whose differences would be NaN
 
 
@@ -21,6 +25,13 @@ class _Rows(NamedTuple):
     pages_BX: Array  # whole blocks of pages
     ends_B: Array  # keys that exist; 0 for a row that takes no token
     query_BT: Array  # the position of each query; -1 for padding, which sees nothing
+
+
+class _Pair(NamedTuple):
+    """Keys and values: of a pool, or the pages of a block."""
+
+    k: Array
+    v: Array
 
 
 class _Sums(NamedTuple):
@@ -33,11 +44,51 @@ class _Sums(NamedTuple):
 
 def paged_attention(q_BTNH, k_PSKH, v_PSKH, pages_BX, lengths_B, counts_B, scale):
     """As the public op."""
-    T, S = q_BTNH.shape[1], k_PSKH.shape[1]
-    per_block = max(1, BLOCK // S)
-    rows = _rows(pages_BX, lengths_B, counts_B, T=T, per_block=per_block)
-    run = _one_query if T == 1 else _many_queries
-    return run(q_BTNH, k_PSKH, v_PSKH, rows, scale, per_block)
+    per_block = max(1, BLOCK // k_PSKH.shape[1])
+    rows = _rows(pages_BX, lengths_B, counts_B, T=q_BTNH.shape[1], per_block=per_block)
+    on_cpu, elsewhere = (partial(_attend, read, scale, per_block) for read in (_copy_pages, _gather_pages))
+    in_groups = partial(_by_length if q_BTNH.shape[0] > CPU_GROUP else _at_once, on_cpu, per_block)
+    at_once = partial(_at_once, elsewhere, per_block)
+    return lax.platform_dependent(q_BTNH, _Pair(k_PSKH, v_PSKH), rows, cpu=in_groups, default=at_once)
+
+
+def _at_once(run, per_block: int, q_BTNH: Array, pools: _Pair, rows: _Rows) -> Array:
+    return run(q_BTNH, pools, rows, _no_block(q_BTNH.shape[0], pools, per_block))[0]
+
+
+def _by_length(run, per_block: int, q_BTNH: Array, pools: _Pair, rows: _Rows) -> Array:
+    B, spare = q_BTNH.shape[0], -q_BTNH.shape[0] % CPU_GROUP
+    order_B = jnp.argsort(-rows.ends_B)
+
+    def grouped(x: Array) -> Array:
+        # Rows that fill up the last group have no keys.
+        x = jnp.pad(x[order_B], ((0, spare), *[(0, 0)] * (x.ndim - 1)))
+        return x.reshape(-1, CPU_GROUP, *x.shape[1:])
+
+    def body(block: _Pair, group: tuple[Array, _Rows]) -> tuple[_Pair, Array]:
+        out_BTNH, block = run(group[0], pools, group[1], block)
+        return block, out_BTNH
+
+    block = _no_block(CPU_GROUP, pools, per_block)
+    _, out_GBTNH = lax.scan(body, block, (grouped(q_BTNH), _Rows(*map(grouped, rows))))
+    return out_GBTNH.reshape(-1, *q_BTNH.shape[1:])[:B][jnp.argsort(order_B)]
+
+
+def _copy_pages(pools: _Pair, ids_R: Array, exists_RS: Array, block: _Pair) -> _Pair:
+    """Page by page into the block that is there: a gather on CPU goes element by element."""
+
+    def body(r: Array, block: _Pair) -> _Pair:
+        k_SKH, v_SKH = (lax.dynamic_index_in_dim(pool, ids_R[r], keepdims=False) for pool in pools)
+        pages = k_SKH, jnp.where(exists_RS[r][:, None, None], v_SKH, 0)
+        return _Pair(*map(partial(lax.dynamic_update_index_in_dim, index=r, axis=0), block, pages))
+
+    return lax.fori_loop(0, ids_R.shape[0], body, block)
+
+
+def _gather_pages(pools: _Pair, ids_R: Array, exists_RS: Array, block: _Pair) -> _Pair:
+    del block
+    k_RSKH, v_RSKH = (pool.at[ids_R].get(mode="clip") for pool in pools)
+    return _Pair(k_RSKH, jnp.where(exists_RS[..., None, None], v_RSKH, 0))
 
 
 def write_pages(pool_PSKH, new_BTKH, pages_BX, lengths_B, counts_B):
@@ -59,61 +110,61 @@ def _rows(pages_BX: Array, lengths_B: Array, counts_B: Array, *, T: int, per_blo
     )
 
 
-def _one_query(q_BTNH, k_PSKH, v_PSKH, rows: _Rows, scale: float, per_block: int) -> Array:
+def _attend(read, scale: float, per_block: int, q_BTNH: Array, pools: _Pair, rows: _Rows, block: _Pair):
+    """Attention of all rows at once; `block` is memory that pages may be read into, and is returned."""
+    add, sums, finish = (_one_query if q_BTNH.shape[1] == 1 else _many_queries)(q_BTNH, pools.k, scale)
+    B, S = rows.pages_BX.shape[0], pools.k.shape[1]
+    keys = per_block * S
+
+    def body(i: Array, carry: tuple[_Sums, _Pair]) -> tuple[_Sums, _Pair]:
+        sums, block = carry
+        ids_BX = lax.dynamic_slice_in_dim(rows.pages_BX, i * per_block, per_block, axis=1)
+        key_C = i * keys + jnp.arange(keys)
+        # Whatever lies behind a row's end may be NaN, and 0 * NaN is NaN.
+        exists_BC = key_C < rows.ends_B[:, None]
+        block = read(pools, ids_BX.reshape(-1), exists_BC.reshape(-1, S), block)
+        k_BCKH, v_BCKH = (pages.reshape(B, keys, *pages.shape[2:]) for pages in block)
+        return add(sums, k_BCKH, v_BCKH, key_C <= rows.query_BT[..., None]), block
+
+    sums, block = lax.fori_loop(0, -(-rows.ends_B.max() // keys), body, (sums, block))
+    return finish(sums.mixed / jnp.where(sums.total > 0, sums.total, 1)[..., None]), block
+
+
+def _one_query(q_BTNH: Array, k_PSKH: Array, scale: float):
     """All kv heads side by side: one product per row reads a block as it lies, with no transpose.
 
     A query is spread over its kv head's columns with zeros elsewhere. That multiplies the FLOPs by K,
     which a step that is bound by reading the cache does not feel.
     """
-    B, _, N, H = q_BTNH.shape
-    K = k_PSKH.shape[2]
+    (B, _, N, H), K = q_BTNH.shape, k_PSKH.shape[2]
     own_NK = (jnp.arange(N)[:, None] // (N // K) == jnp.arange(K)).astype(q_BTNH.dtype)
     spread_BNX = (q_BTNH[:, 0, :, None] * own_NK[:, :, None]).reshape(B, N, K * H)
 
-    def attend(k_BCKH: Array, v_BCKH: Array, mask_BTC: Array, sums: _Sums) -> _Sums:
+    def add(sums: _Sums, k_BCKH: Array, v_BCKH: Array, mask_BTC: Array) -> _Sums:
         k_BCX, v_BCX = (x.reshape(*x.shape[:2], K * H) for x in (k_BCKH, v_BCKH))
         return _add(sums, spread_BNX, k_BCX, v_BCX, mask_BTC, scale)
 
-    sums = _over_blocks(attend, _no_sums((B, N), K * H, q_BTNH.dtype), k_PSKH, v_PSKH, rows, per_block)
-    mixed_BNKH = _normalised(sums).reshape(B, N, K, H)
-    return (mixed_BNKH * own_NK[:, :, None]).sum(2)[:, None].astype(q_BTNH.dtype)
+    def finish(mixed_BNX: Array) -> Array:
+        mixed_BNKH = mixed_BNX.reshape(B, N, K, H)
+        return (mixed_BNKH * own_NK[:, :, None]).sum(2)[:, None].astype(q_BTNH.dtype)
+
+    return add, _no_sums((B, N), K * H, q_BTNH.dtype), finish
 
 
-def _many_queries(q_BTNH, k_PSKH, v_PSKH, rows: _Rows, scale: float, per_block: int) -> Array:
+def _many_queries(q_BTNH: Array, k_PSKH: Array, scale: float):
     """One product per kv head: the queries that share it stand below each other."""
-    B, T, N, H = q_BTNH.shape
-    K = k_PSKH.shape[2]
+    (B, T, N, H), K = q_BTNH.shape, k_PSKH.shape[2]
     q_BKUH = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, H)
 
-    def attend(k_BCKH: Array, v_BCKH: Array, mask_BTC: Array, sums: _Sums) -> _Sums:
+    def add(sums: _Sums, k_BCKH: Array, v_BCKH: Array, mask_BTC: Array) -> _Sums:
         mask_B1UC = jnp.tile(mask_BTC, (1, N // K, 1))[:, None]
         return _add(sums, q_BKUH, k_BCKH.swapaxes(1, 2), v_BCKH.swapaxes(1, 2), mask_B1UC, scale)
 
-    sums = _no_sums(q_BKUH.shape[:-1], H, q_BTNH.dtype)
-    out_BKUH = _normalised(_over_blocks(attend, sums, k_PSKH, v_PSKH, rows, per_block))
-    out_BTKRH = out_BKUH.reshape(B, K, N // K, T, H).transpose(0, 3, 1, 2, 4)
-    return out_BTKRH.reshape(B, T, N, H).astype(q_BTNH.dtype)
+    def finish(mixed_BKUH: Array) -> Array:
+        out_BTKRH = mixed_BKUH.reshape(B, K, N // K, T, H).transpose(0, 3, 1, 2, 4)
+        return out_BTKRH.reshape(B, T, N, H).astype(q_BTNH.dtype)
 
-
-def _over_blocks(attend, sums: _Sums, k_PSKH, v_PSKH, rows: _Rows, per_block: int) -> _Sums:
-    B, S = rows.pages_BX.shape[0], k_PSKH.shape[1]
-    keys = per_block * S
-
-    def read(pool_PSKH: Array, ids_BX: Array) -> Array:
-        # Whole pages as rows: a gather on CPU pays by the index.
-        flat = pool_PSKH.reshape(pool_PSKH.shape[0], -1)
-        return flat.at[ids_BX.reshape(-1)].get(mode="clip").reshape(B, keys, *pool_PSKH.shape[2:])
-
-    def body(i: Array, sums: _Sums) -> _Sums:
-        ids_BX = lax.dynamic_slice_in_dim(rows.pages_BX, i * per_block, per_block, axis=1)
-        key_C = i * keys + jnp.arange(keys)
-        mask_BTC = key_C <= rows.query_BT[..., None]
-        # Whatever lies behind a row's end may be NaN, and 0 * NaN is NaN.
-        exists_BC = key_C < rows.ends_B[:, None]
-        v_BCKH = jnp.where(exists_BC[..., None, None], read(v_PSKH, ids_BX), 0)
-        return attend(read(k_PSKH, ids_BX), v_BCKH, mask_BTC, sums)
-
-    return lax.fori_loop(0, -(-rows.ends_B.max() // keys), body, sums)
+    return add, _no_sums(q_BKUH.shape[:-1], H, q_BTNH.dtype), finish
 
 
 def _add(sums: _Sums, q: Array, k: Array, v: Array, mask: Array, scale: float) -> _Sums:
@@ -138,5 +189,5 @@ def _no_sums(queries: tuple[int, ...], width: int, dtype) -> _Sums:
     )
 
 
-def _normalised(sums: _Sums) -> Array:
-    return sums.mixed / jnp.where(sums.total > 0, sums.total, 1)[..., None]
+def _no_block(rows: int, pools: _Pair, per_block: int) -> _Pair:
+    return _Pair(*(jnp.zeros((rows * per_block, *pool.shape[1:]), pool.dtype) for pool in pools))
