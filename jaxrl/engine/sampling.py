@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.contracts import SampleKey
+from jaxrl.engine.noise import gumbel
 
 _MASKED = -jnp.inf
 
@@ -65,10 +66,23 @@ def sample(
     greedy_B = params.temperature_B <= 0
     scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, params.temperature_B)[:, None]
     scaled_BV = jax.lax.cond(_restricted(params), _truncate, lambda x, _: x, scaled_BV, params)
-    noisy_BV = scaled_BV + jnp.where(greedy_B[:, None], 0.0, _gumbel(params.key_B2, positions_B, logits_BV))
-    token_B = jnp.argmax(noisy_BV, axis=-1).astype(jnp.int32)
+    noise_BV = gumbel(
+        jnp.asarray(params.key_B2), positions_B, size=logits_BV.shape[-1], dtype=logits_BV.dtype
+    )
+    noisy_BV = scaled_BV + jnp.where(greedy_B[:, None], 0.0, noise_BV)
+    token_B = _first_largest(noisy_BV)
     logprob_B = jnp.where(greedy_B, 0.0, _gather_log_softmax(scaled_BV, token_B))
     return Sampled(token_B, logprob_B, _gather_log_softmax(logits_BV, token_B), *_most_likely(logits_BV, top))
+
+
+def _first_largest(x_BV: Array) -> Array:
+    """argmax in two passes that vectorise on CPU, where an argmax goes element by element.
+
+    For a row of NaN it is the last token: a valid id with a log-probability that shows what happened.
+    """
+    V = x_BV.shape[-1]
+    place_BV = jnp.where(x_BV == x_BV.max(-1, keepdims=True), jnp.arange(V, dtype=jnp.int32), V - 1)
+    return place_BV.min(-1)
 
 
 def _most_likely(logits_BV: Array, top: int) -> tuple[Array, Array]:
@@ -78,14 +92,6 @@ def _most_likely(logits_BV: Array, top: int) -> tuple[Array, Array]:
         )
     logit_BW, token_BW = jax.lax.top_k(logits_BV, top)
     return token_BW, logit_BW - jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
-
-
-def _gumbel(key_B2: Array | np.ndarray, positions_B: Array, like_BV: Array) -> Array:
-    def row(words, position):
-        key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), position)
-        return jax.random.gumbel(key, like_BV.shape[1:], like_BV.dtype)
-
-    return jax.vmap(row)(key_B2, positions_B)
 
 
 def _gather_log_softmax(logits_BV: Array, token_B: Array) -> Array:
@@ -101,16 +107,47 @@ def _restricted(params: SamplingParams) -> Bool[Array, ""]:
 def _truncate(logits_BV: Array, params: SamplingParams) -> Array:
     """Top-k, then top-p within what is left, then min-p; the most likely token always stays.
 
-    Tokens whose logit equals that of the last one kept stay too: the kept set is a threshold, so that
-    values are sorted and not their places.
+    Tokens whose logit equals that of the last one kept stay too: what is kept is all above a threshold.
+    Thresholds are found by bisection, a few dozen passes over the logits where a sort would be far slower.
     """
-    sorted_BV = -jnp.sort(-logits_BV, axis=-1)
-    rank_V = jnp.arange(logits_BV.shape[-1])
-    top_k_B = jnp.where(params.top_k_B > 0, params.top_k_B, logits_BV.shape[-1])
-    in_top_BV = rank_V < top_k_B[:, None]
-    prob_BV = jax.nn.softmax(jnp.where(in_top_BV, sorted_BV, _MASKED), axis=-1)
-    before_BV = jnp.cumsum(prob_BV, axis=-1) - prob_BV
-    keep_BV = (before_BV < params.top_p_B[:, None]) & (prob_BV >= params.min_p_B[:, None] * prob_BV[:, :1])
-    keep_BV = (keep_BV & in_top_BV) | (rank_V == 0)
-    least_B = jnp.where(keep_BV, sorted_BV, jnp.inf).min(axis=-1)
-    return jnp.where(logits_BV >= least_B[:, None], logits_BV, _MASKED)
+    order_BV = _ordered(logits_BV)
+    largest_B1 = logits_BV.max(-1, keepdims=True)
+    weight_BV = jnp.exp(logits_BV - largest_B1)
+    kept_B = jnp.where(
+        params.top_k_B > 0, jnp.minimum(params.top_k_B, logits_BV.shape[-1]), logits_BV.shape[-1]
+    )
+    k_B1 = jax.lax.cond(
+        jnp.any(params.top_k_B > 0),
+        lambda: _threshold(order_BV, jnp.ones_like(weight_BV), kept_B),
+        lambda: order_BV.min(-1, keepdims=True),
+    )
+    # Of those equal to the last one only as many weigh as top-k counts.
+    above_BV = order_BV > k_B1
+    last_B = jnp.where(order_BV == k_B1, weight_BV, 0).max(-1)
+    total_B = jnp.where(above_BV, weight_BV, 0).sum(-1) + (kept_B - above_BV.sum(-1)) * last_B
+    # A row without top-p must not lose its tail to rounding because another row has top-p.
+    mass_B = jnp.where(params.top_p_B < 1, params.top_p_B * total_B, jnp.inf)
+    p_B1 = _threshold(order_BV, weight_BV, mass_B)
+    keep_BV = (order_BV >= k_B1) & (order_BV >= p_B1) & (weight_BV >= params.min_p_B[:, None])
+    return jnp.where(keep_BV | (logits_BV == largest_B1), logits_BV, _MASKED)
+
+
+def _ordered(x_BV: Array) -> Array:
+    """Integers in the order of the floats, and one for each."""
+    bits = jnp.dtype(x_BV.dtype).itemsize * 8
+    int_BV = jax.lax.bitcast_convert_type(x_BV, jnp.dtype(f"int{bits}"))
+    return int_BV ^ ((int_BV >> (bits - 1)) & jnp.iinfo(int_BV.dtype).max)
+
+
+def _threshold(order_BV: Array, weight_BV: Array, limit_B: Array) -> Array:
+    """[B, 1]: per row the least t with a weight above t of less than the limit, which must be positive."""
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low_B1, high_B1 = bounds
+        middle_B1 = (low_B1 & high_B1) + ((low_B1 ^ high_B1) >> 1)
+        above_B1 = jnp.where(order_BV > middle_B1, weight_BV, 0).sum(-1, keepdims=True)
+        enough_B1 = above_B1 < limit_B[:, None]
+        return jnp.where(enough_B1, low_B1, middle_B1), jnp.where(enough_B1, middle_B1, high_B1)
+
+    bounds = order_BV.min(-1, keepdims=True) - 1, order_BV.max(-1, keepdims=True)
+    return jax.lax.fori_loop(0, order_BV.dtype.itemsize * 8, halve, bounds)[1]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.contracts import SampleKey
+from jaxrl.engine.noise import gumbel
 from jaxrl.engine.sampling import SamplingParams, key_words, sample
 
 VOCAB = 12
@@ -118,3 +119,30 @@ def test_most_likely_tokens_are_those_of_the_full_softmax():
     np.testing.assert_array_equal(drawn.top_token_BW, order)
     want = np.take_along_axis(logprobs, order, axis=-1)
     np.testing.assert_allclose(drawn.top_logprob_BW, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 12, 777])
+def test_noise_is_that_of_jax_bit_for_bit(size):
+    words = np.random.default_rng(0).integers(0, 2**32, (5, 2), np.uint32)
+    positions = jnp.array([0, 1, 5, 1000, 2**20])
+
+    def row(words, position):
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return jax.random.gumbel(jax.random.fold_in(key, position), (size,), jnp.float32)
+
+    got = gumbel(jnp.asarray(words), positions, size=size, dtype=jnp.float32)
+    np.testing.assert_array_equal(got, jax.vmap(row)(words, positions))
+
+
+def test_truncation_of_one_row_changes_no_bit_of_another():
+    logits = jnp.asarray(np.random.default_rng(2).normal(size=(2, 3000)) * 30, jnp.float32)
+    plain = sample(logits, params(2), positions_B=jnp.arange(2))
+    mixed = params(2)._replace(top_p_B=jnp.array([1.0, 0.5]), top_k_B=jnp.array([0, 7]))
+    drawn = sample(logits, mixed, positions_B=jnp.arange(2))
+    assert drawn.token_B[0] == plain.token_B[0] and drawn.logprob_B[0] == plain.logprob_B[0]
+    assert drawn.logprob_B[1] != plain.logprob_B[1]
+
+
+def test_rows_of_nan_give_a_valid_id_and_no_number():
+    drawn = sample(jnp.full((2, VOCAB), jnp.nan), params(2, top_p=0.5), positions_B=jnp.arange(2))
+    assert (drawn.token_B < VOCAB).all() and np.isnan(drawn.full_logprob_B).all()
