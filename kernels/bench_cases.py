@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from kernels import roofline
-from kernels.attention import attention
+from kernels.attention import attention, paged_attention
 from kernels.causal_conv1d import causal_conv1d
 from kernels.gated_delta_rule import gated_delta_rule
 from kernels.grouped_matmul import expert_mlp
@@ -335,9 +335,53 @@ def _attention_case(setting: Setting, mode: str, sizes: tuple[int, ...], mask_BT
     )
 
 
+# (B, N, K, H): decode steps of rows of 32 to 640 tokens
+PAGED_SHAPES = {
+    "quick": ((2, 2, 1, 16),),
+    "cpu": ((64, 4, 2, 32), (64, 10, 2, 64)),
+    "accelerator": ((256, 32, 2, 256),),
+}
+PAGE = 32
+
+
+def _paged_cases(setting: Setting) -> Iterator[Case]:
+    for B, N, K, H in PAGED_SHAPES[setting.size]:
+        lengths_B = np.linspace(32, 640, B).astype(np.int32)
+        # Pages in order, so that the peer can read the same pool as rows.
+        pages_BX = np.arange(B * 640 // PAGE, dtype=np.int32).reshape(B, -1)
+        q, k, v = (
+            _normal(0, setting.dtype, B, 1, N, H),
+            *(_normal(seed, setting.dtype, pages_BX.size, PAGE, K, H) for seed in (1, 2)),
+        )
+        args = (q, k, v, *map(jnp.asarray, (pages_BX, lengths_B - 1)))
+        flops = roofline.attention_flops(pairs=int(lengths_B.sum()), N=N, H=H)
+        yield Case(
+            op="paged_attention",
+            mode="decode",
+            shape=f"B{B} T1 S32..640 N{N} K{K} H{H} pages of {PAGE}",
+            dtype=jnp.dtype(setting.dtype).name,
+            tokens=B,
+            work=_work(flops, _paged, args),
+            args=args,
+            variants=(Variant("xla", _paged), Variant("attention over whole rows (peer)", _paged_as_rows)),
+        )
+
+
+def _paged(q, k, v, pages, lengths):
+    scale, counts = q.shape[-1] ** -0.5, jnp.ones_like(lengths)
+    return paged_attention(q, k, v_PSKH=v, pages_BX=pages, lengths_B=lengths, counts_B=counts, scale=scale)
+
+
+def _paged_as_rows(q, k, v, pages, lengths):
+    k, v = (x.reshape(q.shape[0], -1, *x.shape[2:]) for x in (k, v))
+    mask = jnp.arange(k.shape[1]) <= lengths[:, None, None]
+    return attention(q, k, v_BSKH=v, mask_BTS=mask, scale=q.shape[-1] ** -0.5)
+
+
 OPS: dict[str, Callable[[Setting], Iterator[Case]]] = {
     "gated_delta_rule": _delta_rule_cases,
     "causal_conv1d": _conv_cases,
     "expert_mlp": _expert_cases,
     "attention": _attention_cases,
+    "paged_attention": _paged_cases,
 }
