@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from jaxrl import tasksets
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Sampling
-from jaxrl.engine.scheduler import Engine, EngineOptions
+from jaxrl.engine.engine import Engine, EngineOptions
 from jaxrl.model.hub import load_hub, save_hub
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Bool, Float32, Int16, Int32
 
 
 class Outcome(StrEnum):
@@ -93,15 +93,20 @@ Finish = Literal["stop", "length", "context", "cancelled"]
 class Generation:
     """Tokens that the engine sampled for one turn.
 
-    `stop` means that the last token is one of the stop ids (it is included); `length` that the
-    turn's budget ended; `context` that the engine's context is full.
+    `stop` means that the last token is one of the stop ids or completes a stop string (it is
+    included); `length` that the turn's budget ended; `context` that the engine's context is full;
+    None that this is a part of a stream and more follows.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]  # of the distribution actually sampled
     full_logprobs: Sequence[float]  # of the untruncated softmax at temperature 1
     versions: Sequence[int]  # weight version that made each token
-    finish: Finish
+    finish: Finish | None
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()  # per token, most likely first, if asked for
+    routed_experts: Int16[np.ndarray, "T L X"] | None = None
+    """Experts of every token that this turn fed to the model: the last of the turn before, the prompt, and
+    all sampled ones but the last. Only from an engine that records them."""
 
 
 @runtime_checkable

@@ -1,329 +1,322 @@
-"""The engine: sessions in slots, and a loop that picks the next device job.
+"""Which request runs next, who has to wait, who has to leave: bookkeeping between device jobs.
 
-    engine = Engine(model, EngineOptions(slots=8, context=256))
-    async with engine:  # may be entered again later, compiled programs stay
-        session = engine.open_session()
-        turn = await session.generate(ids, key=key, sampling=Sampling(), max_tokens=64, stop_ids=[2])
-        session.close()
-
-Device jobs run one at a time on a single-thread executor that the trainer shares, so decode steps
-and training microbatches interleave in the order in which they were asked for.
+`plan` decides on one device job, the engine runs it, `settle` books what came of it. Nothing here
+touches the device or waits.
 """
 
-import asyncio
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import islice
 
-import jax
 import numpy as np
 
-from jaxrl.contracts import Generation
-from jaxrl.engine.batching import Batcher
-from jaxrl.engine.cache import Sizes
-from jaxrl.engine.session import EngineError, EngineSession, TurnInFlight
-from jaxrl.engine.step import Emitted, Params, Piece, Steps
-from jaxrl.model.transformer import Transformer
-
-DeviceJob = Callable[[], Callable[[], None]]
+from jaxrl.engine.batching import Batcher, slot_state
+from jaxrl.engine.context import Context, Place
+from jaxrl.engine.errors import EngineError
+from jaxrl.engine.memory import Memory
+from jaxrl.engine.ops import Op
+from jaxrl.engine.prefixes import Prefixes
+from jaxrl.engine.request import Request, Top
+from jaxrl.engine.stats import EngineStats
+from jaxrl.engine.step import Emitted, Piece, SlotState
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Fixed sizes of the compiled programs."""
+class Job:
+    """Device work: moves first, then at most one program for these requests."""
 
-    slots: int = 128
-    context: int = 192  # tokens a slot can hold
-    prefill_rows: int = 16
-    prefill_buckets: tuple[int, ...] = (16, 64)  # tokens; the last one is the chunk
-    decode_steps: int = 4  # tokens per dispatch
-    poison_freed: bool = False  # tests: freed slots are filled with NaN
-
-
-@dataclass
-class EngineStats:
-    """Totals since start."""
-
-    prompt_tokens: int = 0  # asked to be prefilled, shared prompts counted once per session
-    prefilled_tokens: int = 0  # run through the model by prefill
-    sampled_tokens: int = 0
-    prefill_dispatches: int = 0
-    decode_dispatches: int = 0
+    ops: Sequence[Op] = ()
+    requests: Sequence[Request] = ()
+    pieces: Sequence[Piece] = ()  # a prefill's, one per request
+    bucket: int = 0
+    state: SlotState | None = None  # a decode's
+    slots: Sequence[int | None] = ()  # a decode's: where the requests sat when it was planned
 
 
-@dataclass
-class _Table:
-    """Which session sits where."""
+class Scheduler:
+    """First come, first served, but for requests that wait for a prefix another one is making."""
 
-    free: list[int]
-    waiting: deque[TurnInFlight] = field(default_factory=deque)
-    active: dict[int, TurnInFlight] = field(default_factory=dict)  # by slot
+    def __init__(
+        self,
+        memory: Memory,
+        prefixes: Prefixes,
+        batcher: Batcher,
+        *,
+        stats: EngineStats,
+        text_of: Callable[[Sequence[int]], str] | None = None,
+    ):
+        """`text_of` decodes tokens; without it stop strings can't be asked for."""
+        self.memory, self.prefixes, self.batcher = memory, prefixes, batcher
+        self.sizes, self.stats, self.text_of = memory.sizes, stats, text_of
+        self.waiting: list[Request] = []  # by arrival
+        self.active: dict[Request, None] = {}
+        self.draining = False
+        self.version = 0
+        self._arrivals = 0
+        self._gone: list[Request] = []
 
+    def submit(self, request: Request) -> None:
+        """Queues a request behind all others."""
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self.memory.touch(request.context)
+        self.waiting.append(request)
+        request.future.add_done_callback(
+            lambda future: self._gone.append(request) if future.cancelled() else None
+        )
 
-class Engine:
-    """Serves many sessions with one model; see `contracts.Generator`."""
+    def settled(self) -> bool:
+        """Whether no request that was begun is unfinished."""
+        return not self.active and not any(request.started for request in self.waiting)
 
-    def __init__(self, model: Transformer, options: EngineOptions, *, device: Executor | None = None):
-        """`device` is the executor of device jobs; one of its own is made when None."""
-        self.options, self.context, self.vocab_size = options, options.context, model.spec.vocab_size
-        self.steps = Steps(model, _sizes(options))
-        self.params, self.version = self.steps.params, 0
-        self.stats = EngineStats()
-        self._cache = self.steps.init_cache()
-        self._table = self._empty_table()
-        self._batcher = Batcher(options.prefill_rows, options.prefill_buckets)
-        self._given_device = device
-        self._device = device
-        self._wake = asyncio.Event()
-        self._loop_task: asyncio.Task | None = None
-        self._to_poison: list[int] = []
+    def plan(self) -> Job | None:
+        """The next device job, or None when there is nothing to do."""
+        self._drop_ended()
+        self._admit()
+        job = self._prefill() or self._decode()
+        ops = self.memory.take_ops()
+        if job is None:
+            return Job(ops=ops) if ops else None
+        return replace(job, ops=ops)
 
-    async def __aenter__(self) -> "Engine":
-        self._device = self._given_device or ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._wake = asyncio.Event()
-        self._loop_task = asyncio.create_task(self._run(), name="engine")
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        assert self._loop_task is not None
-        self._loop_task.cancel()
-        await asyncio.gather(self._loop_task, return_exceptions=True)
-        self._fail_all(EngineError("engine stopped"))
-        if self._given_device is None and self._device is not None:
-            self._device.shutdown()
-        self._table = self._empty_table()
-
-    def _empty_table(self) -> _Table:
-        return _Table(free=list(reversed(range(self.options.slots))))
-
-    def open_session(self) -> EngineSession:
-        """A new, empty conversation. It takes a slot with its first turn."""
-        return EngineSession(self)
-
-    def set_weights(self, params: Params, *, version: int) -> None:
-        """Swaps weights after a drain: cached states of older weights must not be extended.
-
-        Raises:
-            EngineError: while any session holds a slot.
-        """
-        held = self.options.slots - len(self._table.free)
-        if held or self._table.waiting:
-            raise EngineError(f"weight swap needs a drained engine: {held} sessions still hold slots")
-        self.params, self.version = params, version
-
-    async def submit(self, turn: TurnInFlight) -> Generation:
-        """Queues a turn and waits for its end."""
-        if self._loop_task is None or self._loop_task.done():
-            raise EngineError("engine is not running: use it inside `async with`")
-        self.stats.prompt_tokens += len(turn.pending) + 1
-        if turn.session.slot is None:
-            self._table.waiting.append(turn)
-        else:
-            self._table.active[turn.session.slot] = turn
-        self._wake.set()
-        return await turn.future
-
-    def release(self, session: EngineSession) -> None:
-        """Ends whatever `session` has in flight and frees its slot."""
-        for turn in [t for t in self._table.waiting if t.session is session]:
-            self._table.waiting.remove(turn)
-            self._resolve(turn, "cancelled")
-        if session.slot is None:
-            return
-        if turn := self._table.active.pop(session.slot, None):
-            self._promote_followers(turn)
-            self._resolve(turn, "cancelled")
-        self._table.free.append(session.slot)
-        if self.options.poison_freed:
-            self._to_poison.append(session.slot)
-        session.slot = None
-        self._wake.set()
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self._drop_cancelled()
-            self._admit()
-            job = self._next_job()
-            if job is None:
-                await self._wake.wait()
-                self._wake.clear()
-                continue
-            try:
-                done = await loop.run_in_executor(self._device, job)
-                done()
-            except Exception as fault:  # noqa: BLE001 (whatever it is, every waiting turn must hear of it)
-                self._reset_after(fault)
-
-    def _next_job(self) -> DeviceJob | None:
-        """A function for the device thread; what it returns runs on the event loop."""
-        turns = list(self._table.active.values())
-        if batch := self._batcher.next_prefill(turns):
-            return self._prefill_job(*batch)
-        decoding = {slot: turn for slot, turn in self._table.active.items() if turn.prefilled}
-        if decoding:
-            return lambda: self._decode(decoding)
-        if self._to_poison:
-            return self._poison
-        return None
+    # --- admission ---------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        table = self._table
-        leaders = {
-            tuple(t.pending): t for t in table.active.values() if t.fresh and t.pending and t.leader is None
-        }
-        while table.waiting and table.free:
-            turn = table.waiting.popleft()
-            turn.session.slot = slot = table.free.pop()
-            if slot in self._to_poison:
-                self._to_poison.remove(slot)
-            table.active[slot] = turn
-            turn.fresh = True
-            leader = leaders.setdefault(tuple(turn.pending), turn)
-            turn.leader = leader if leader is not turn and turn.pending else None
+        # A bounded look ahead: ten thousand queued requests must not be gone through for every job.
+        for request in list(islice(self.waiting, 4 * self.sizes.slots)):
+            if not self.memory.slot_to_have():
+                return
+            if self.draining and not request.started:
+                continue
+            if self._waits(request):
+                continue
+            if not self._place(request):
+                return
+            self.waiting.remove(request)
+            if request.budget == 0 and request.context.ready:
+                self._finish(request, "length")
 
-    def _prefill_job(self, turns: Sequence[TurnInFlight], bucket: int, sizes: Sequence[int]) -> DeviceJob:
-        pieces = [
-            Piece(_slot(turn), turn.start, turn.pending[:size], self._pages(_slot(turn)))
-            for turn, size in zip(turns, sizes, strict=True)
-        ]
+    def _waits(self, request: Request) -> bool:
+        """Whether another request is making what this one begins with."""
+        prefix = request.waits_for
+        if prefix is None and self._fresh(request.context):
+            prefix = self.prefixes.match(request.context.tokens[:-1])
+        waits = prefix is not None and not prefix.ready and not prefix.failed
+        request.wait_for(prefix if waits else None)
+        return waits
 
-        def run() -> Callable[[], None]:
-            self._cache, _ = self.steps.prefill(self.params, self._cache, pieces, bucket=bucket)
-            return lambda: self._prefilled(turns, sizes)
+    def _place(self, request: Request) -> bool:
+        """Gives `request` a slot and makes it active, if there is room for all it is going to need soon."""
+        context = request.context
+        if not self._room(context):
+            return False
+        if self._fresh(context):
+            self._share(request)
+        if not self.memory.make_live(context):
+            return False
+        if context.missing and not context.furthest:
+            self.prefixes.announce(request, context.tokens[:-1], start=context.cached)
+        request.started = True
+        self.active[request] = None
+        return True
 
-        return run
+    def _room(self, context: Context) -> bool:
+        if not self.active:
+            return True  # everything else can be driven out
+        held = {page for request in self.active for page in request.context.pages}
+        size = self.sizes.page_size
+        wanted = -(-(len(context.tokens) + self.sizes.decode_steps) // size)
+        own = sum(page in held for page in context.pages)
+        growth = len(self.active)
+        return wanted - own + growth <= self.sizes.pages - len(held)
 
-    def _prefilled(self, turns: Sequence[TurnInFlight], sizes: Sequence[int]) -> None:
-        self.stats.prefill_dispatches += 1
-        self.stats.prefilled_tokens += sum(sizes)
-        for turn, size in zip(turns, sizes, strict=True):
-            turn.fresh = False
-            turn.start += size
-            turn.session.cached = turn.start
-            del turn.pending[:size]
-        self._copy_to_followers([turn for turn in turns if not turn.pending])
-
-    def _copy_to_followers(self, leaders: Sequence[TurnInFlight]) -> None:
-        followers = [t for t in self._table.active.values() if t.leader in leaders and t.leader]
-        if not followers:
-            return
-        sources = [_slot(t.leader) for t in followers if t.leader]
-        targets = [_slot(t) for t in followers]
-        self._cache = self.steps.copy(self._cache, sources=sources, targets=targets)
-        self._cache = self.steps.copy_pages(
-            self._cache,
-            sources=[page for slot in sources for page in self._pages(slot)],
-            targets=[page for slot in targets for page in self._pages(slot)],
-        )
-        for turn in followers:
-            assert turn.leader is not None
-            turn.start = turn.session.cached = turn.leader.start
-            turn.fresh = False
-            turn.pending.clear()
-            turn.leader = None
-
-    def _pages(self, slot: int) -> range:
-        """Every slot owns as many pages as its context needs."""
-        each = self.steps.sizes.slot_pages
-        return range(slot * each, (slot + 1) * each)
-
-    def _decode(self, turns: dict[int, TurnInFlight]) -> Callable[[], None]:
-        state = self._batcher.slot_state(turns, self.steps.sizes)
-        self._cache, emitted = self.steps.generate(self.params, self._cache, state)
-        host: Emitted = jax.tree.map(np.asarray, emitted)
-        self.stats.decode_dispatches += 1
-        return lambda: self._decoded(turns, host, self.version)
-
-    def _decoded(self, turns: dict[int, TurnInFlight], emitted: Emitted, version: int) -> None:
-        for slot, turn in turns.items():
-            rows = np.flatnonzero(emitted.valid_NB[:, slot])
-            turn.tokens += emitted.token_NB[rows, slot].tolist()
-            turn.logprobs += emitted.logprob_NB[rows, slot].tolist()
-            turn.full_logprobs += emitted.full_logprob_NB[rows, slot].tolist()
-            turn.versions += [version] * len(rows)
-            self.stats.sampled_tokens += len(rows)
-            if self._table.active.get(slot) is turn:
-                self._settle(slot, turn)
-
-    def _settle(self, slot: int, turn: TurnInFlight) -> None:
-        turn.session.cached, turn.session.last = turn.length, turn.tokens[-1]
-        finish = turn.finish()
-        if not np.isfinite(turn.full_logprobs[-1]):
-            del self._table.active[slot]
-            turn.session.broken = True
-            _set_error(turn, EngineError("non-finite log-probability: the weights or the cache hold NaN"))
-        elif finish:
-            del self._table.active[slot]
-            self._resolve(turn, finish)
-
-    def _poison(self) -> Callable[[], None]:
-        pages = [page for slot in self._to_poison for page in self._pages(slot)]
-        self._cache = self.steps.fill(self._cache, slots=self._to_poison, pages=pages, value=float("nan"))
-        self._to_poison = []
-        return lambda: None
-
-    def _drop_cancelled(self) -> None:
-        live = [turn for turn in self._table.waiting if not turn.future.cancelled()]
-        self._table.waiting = deque(live)
-        for slot, turn in list(self._table.active.items()):
-            if turn.future.cancelled():
-                del self._table.active[slot]
-                self._promote_followers(turn)
-                turn.session.broken = True
-
-    def _promote_followers(self, gone: TurnInFlight) -> None:
-        """Turns that waited for `gone`'s prefill start over with a leader among themselves."""
-        orphans = [t for t in self._table.active.values() if t.leader is gone]
-        for turn in orphans:
-            turn.leader = orphans[0] if turn is not orphans[0] else None
-
-    def _reset_after(self, fault: Exception) -> None:
-        """The cache may have been donated to the failed program: every held state is lost."""
-        self._fail_all(EngineError(f"device program failed: {type(fault).__name__}: {fault}"))
-        self._cache = self.steps.init_cache()
-
-    def _fail_all(self, error: EngineError) -> None:
-        for turn in [*self._table.active.values(), *self._table.waiting]:
-            turn.session.broken = True
-            _set_error(turn, error)
-        self._table.active.clear()
-        self._table.waiting.clear()
+    def _share(self, request: Request) -> None:
+        prefix = self.prefixes.match(request.context.tokens[:-1])
+        if prefix is not None and prefix.ready:
+            self.memory.adopt(prefix, request.context, version=self.version)
+            self.stats.shared_tokens += prefix.length
 
     @staticmethod
-    def _resolve(turn: TurnInFlight, finish) -> None:
-        if not turn.future.done():
-            turn.future.set_result(
-                Generation(
-                    tokens=tuple(turn.tokens),
-                    logprobs=tuple(turn.logprobs),
-                    full_logprobs=tuple(turn.full_logprobs),
-                    versions=tuple(turn.versions),
-                    finish=finish,
-                )
-            )
+    def _fresh(context: Context) -> bool:
+        return context.place is Place.NOWHERE and context.missing > 0
+
+    # --- the next program --------------------------------------------------------------------------
+
+    def _prefill(self) -> Job | None:
+        batch = self.batcher.next_prefill(list(self.active))
+        if batch is None:
+            return None
+        requests, bucket = batch
+        wanted = [(request, request.context.cached + self.batcher.size(request)) for request in requests]
+        chosen = self._make_room(wanted)
+        pieces = [self._piece(request) for request in chosen]
+        return Job(requests=chosen, pieces=pieces, bucket=bucket) if chosen else None
+
+    def _piece(self, request: Request) -> Piece:
+        context = request.context
+        assert context.slot is not None
+        stop = context.cached + self.batcher.size(request)
+        return Piece(
+            context.slot, context.cached, context.tokens[context.cached : stop], tuple(context.pages)
+        )
+
+    def _decode(self) -> Job | None:
+        ready = [request for request in self.active if request.context.ready]
+        steps = self.sizes.decode_steps
+        wanted = [(request, request.context.cached + min(steps, request.remaining)) for request in ready]
+        chosen = self._make_room(wanted)
+        if not chosen:
+            return None
+        slots = [request.context.slot for request in chosen]
+        return Job(requests=chosen, state=slot_state(chosen, self.sizes), slots=slots)
+
+    def _make_room(self, wanted: Sequence[tuple[Request, int]]) -> list[Request]:
+        """Those of `wanted` that can write up to their position; late arrivals give way to earlier ones."""
+        for request, stop in sorted(wanted, key=lambda pair: pair[0].arrival):
+            while request in self.active and not self.memory.make_writable(request.context, stop):
+                self._preempt(max(self.active, key=lambda other: other.arrival))
+        return [request for request, _ in wanted if request in self.active]
+
+    def _preempt(self, request: Request) -> None:
+        del self.active[request]
+        self.prefixes.abandon(request)
+        self.memory.suspend(request.context)
+        self.stats.preemptions += 1
+        insort(self.waiting, request, key=lambda other: other.arrival)
+
+    # --- what came of it ---------------------------------------------------------------------------
+
+    def settle_prefill(self, job: Job, routes_RTLX: np.ndarray | None) -> None:
+        """Books the pieces that a prefill has computed."""
+        self.stats.prefill_dispatches += 1
+        for row, (request, piece) in enumerate(zip(job.requests, job.pieces, strict=True)):
+            context, size = request.context, len(piece.tokens)
+            if context.slot != piece.slot:
+                continue  # closed meanwhile
+            context.cleared = True
+            self._advance(context, size)
+            if routes_RTLX is not None:
+                context.routes.append(routes_RTLX[row, :size])
+            if (prefix := self.prefixes.reached(request, context.cached)) is not None:
+                self.memory.keep(prefix, context)
+            if request in self.active and request.budget == 0 and context.ready:
+                self._finish(request, "length")
+
+    def settle_decode(self, job: Job, emitted: Emitted) -> None:
+        """Books the tokens that a decode has sampled."""
+        self.stats.decode_dispatches += 1
+        for request, slot in zip(job.requests, job.slots, strict=True):
+            if slot is None or request.context.slot != slot:
+                continue  # closed meanwhile
+            rows = np.flatnonzero(emitted.valid_NB[:, slot])
+            self._book(request, emitted, rows, slot)
+            if not np.isfinite(request.full_logprobs[-1:]).all():
+                self._fail(request, "non-finite log-probability: the weights or the cache hold NaN")
+            elif request in self.active:
+                self._go_on(request)
+
+    def _book(self, request: Request, emitted: Emitted, rows: np.ndarray, slot: int) -> None:
+        context = request.context
+        context.tokens += emitted.token_NB[rows, slot].tolist()
+        context.cached += len(rows)
+        context.furthest = max(context.furthest, context.cached)
+        self._made_by(context)
+        request.logprobs += emitted.logprob_NB[rows, slot].tolist()
+        request.full_logprobs += emitted.full_logprob_NB[rows, slot].tolist()
+        request.versions += [self.version] * len(rows)
+        if request.top_logprobs:
+            request.top += _top(emitted, rows, slot, request.top_logprobs)
+        if self.sizes.routed_experts:
+            context.routes.append(np.asarray(emitted.routes_NBLX[rows, slot]))
+        self.stats.sampled_tokens += len(rows)
+
+    def _advance(self, context: Context, size: int) -> None:
+        again = max(min(context.furthest, context.cached + size) - context.cached, 0)
+        self.stats.prefilled_tokens += size
+        self.stats.recomputed_tokens += again
+        context.cached += size
+        context.furthest = max(context.furthest, context.cached)
+        self._made_by(context)
+
+    def _made_by(self, context: Context) -> None:
+        oldest = context.oldest_version
+        context.oldest_version = self.version if oldest is None else min(oldest, self.version)
+
+    def _go_on(self, request: Request) -> None:
+        finish = request.finish(self._completed(request))
+        if finish:
+            self._finish(request, finish)
+        else:
+            request.stream()
+
+    def _completed(self, request: Request) -> str | None:
+        """The stop string that the last token completed."""
+        if not request.stop_strings:
+            return None
+        assert self.text_of is not None
+        # Each token brings at least a byte, and a few may be cut characters or special tokens.
+        longest = max(len(stop.encode()) for stop in request.stop_strings)
+        tail = self.text_of(request.sampled[-(longest + 8) :])
+        return next((stop for stop in request.stop_strings if stop in tail), None)
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def close(self, context: Context) -> None:
+        """Ends whatever `context` has in flight and gives back all it holds."""
+        for request in [r for r in [*self.active, *self.waiting] if r.context is context]:
+            self._remove(request)
+            request.resolve("cancelled")
+        self.memory.release(context)
+
+    def fail_all(self, error: EngineError) -> None:
+        """Ends every request."""
+        for request in [*self.active, *self.waiting]:
+            self._remove(request)
+            self.memory.release(request.context)
+            request.fail(error)
+
+    def forget_cached(self) -> None:
+        """Every cached prefix is to be computed anew: active requests begin again from their tokens."""
+        for request in list(self.active):
+            self._preempt_for_recompute(request)
+        for context in list(self.memory.idle):
+            self.memory.release(context)
+
+    def _preempt_for_recompute(self, request: Request) -> None:
+        del self.active[request]
+        self.prefixes.abandon(request)
+        self.memory.release(request.context)
+        insort(self.waiting, request, key=lambda other: other.arrival)
+
+    def _drop_ended(self) -> None:
+        """Requests whose awaiter is gone: their sessions keep what was sampled."""
+        gone, self._gone = self._gone, []
+        for request in gone:
+            self._remove(request)
+            request.resolve("cancelled")
+            self.memory.rest(request.context)
+
+    def _finish(self, request: Request, finish) -> None:
+        self._remove(request)
+        self.memory.rest(request.context)
+        request.resolve(finish)
+
+    def _fail(self, request: Request, why: str) -> None:
+        self._remove(request)
+        self.memory.release(request.context)
+        request.fail(EngineError(why))
+
+    def _remove(self, request: Request) -> None:
+        if request in self.active:
+            del self.active[request]
+            self.prefixes.abandon(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.wait_for(None)
 
 
-def _sizes(options: EngineOptions) -> Sizes:
-    page_size = Sizes.page_size
-    each = -(-options.context // page_size)
-    return Sizes(
-        slots=options.slots,
-        context=each * page_size,
-        pages=options.slots * each,
-        prefill_rows=options.prefill_rows,
-        prefill_buckets=options.prefill_buckets,
-        decode_steps=options.decode_steps,
-    )
-
-
-def _slot(turn: TurnInFlight) -> int:
-    slot = turn.session.slot
-    assert slot is not None, "a turn in flight holds a slot"
-    return slot
-
-
-def _set_error(turn: TurnInFlight, error: EngineError) -> None:
-    if not turn.future.done():
-        turn.future.set_exception(error)
+def _top(emitted: Emitted, rows: np.ndarray, slot: int, width: int) -> list[Top]:
+    ids = emitted.top_token_NBW[rows, slot, :width].tolist()
+    values = emitted.top_logprob_NBW[rows, slot, :width].tolist()
+    return [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]

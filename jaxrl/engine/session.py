@@ -1,82 +1,53 @@
-"""A conversation held by the engine, and one turn of it in flight."""
+"""A conversation held by the engine. Its context only grows; only new tokens are ever prefilled."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxrl.contracts import Finish, Generation, SampleKey, Sampling
+from jaxrl.contracts import Generation, SampleKey, Sampling
+from jaxrl.engine.batching import MOST_STOP_IDS
+from jaxrl.engine.context import Context, Place
+from jaxrl.engine.errors import EngineError
+from jaxrl.engine.request import Request
 from jaxrl.engine.sampling import key_words
 
 if TYPE_CHECKING:
-    from jaxrl.engine.scheduler import Engine
+    from jaxrl.engine.engine import Engine
 
-
-MOST_STOP_IDS = 4
-
-
-class EngineError(RuntimeError):
-    """The engine could not serve a request; the message says why and what to do."""
-
-
-@dataclass(eq=False)
-class TurnInFlight:
-    """A request and what it has produced so far.
-
-    `pending` are tokens still to be prefilled from position `start`; `last` is fed by the first
-    decode step.
-    """
-
-    session: "EngineSession"
-    pending: list[int]
-    start: int
-    last: int
-    sampling: Sampling
-    stop_ids: tuple[int, ...]
-    budget: int
-    limited_by: Finish
-    words: np.ndarray
-    future: asyncio.Future
-    fresh: bool = False  # the slot still holds its previous owner's rows
-    leader: "TurnInFlight | None" = None  # same first prompt: copied instead of prefilled
-    skipped: int = 0  # dispatches that passed this prefill over
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    full_logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    @property
-    def prefilled(self) -> bool:
-        return not self.pending and not self.fresh and self.leader is None
-
-    @property
-    def length(self) -> int:
-        """Tokens in the cache once prefilled."""
-        return self.start + len(self.tokens)
-
-    def finish(self) -> Finish | None:
-        if self.tokens and self.tokens[-1] in self.stop_ids:
-            return "stop"
-        return self.limited_by if len(self.tokens) >= self.budget else None
+_NO_TOKENS = Generation(tokens=(), logprobs=(), full_logprobs=(), versions=(), finish="context")
+_APPEND = SampleKey(0, "append", 0, 0, 0)
 
 
 class EngineSession:
-    """See `contracts.Session`. Holds one slot from its first turn to `close`."""
+    """One conversation; made by `Engine.open_session`. See `contracts.Session`."""
 
     def __init__(self, engine: "Engine"):
         self._engine = engine
-        self.slot: int | None = None
-        self.cached = 0  # tokens in the slot's cache row
-        self.last: int | None = None  # sampled, not yet in the cache
+        self._context = Context()
+        self._request: Request | None = None
         self.closed = False
-        self.broken = False
-        self.busy = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens so far, prompts and samples, also those of a turn that was cancelled."""
+        return tuple(self._context.tokens)
 
     @property
     def length(self) -> int:
-        return self.cached + (self.last is not None)
+        """Tokens so far, prompts and samples together."""
+        return len(self._context.tokens)
+
+    @property
+    def place(self) -> Place:
+        """Where what is cached of the conversation lies now."""
+        return self._context.place
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Oldest weight version that made part of the cache; None if nothing is cached."""
+        return self._context.oldest_version
 
     async def generate(
         self,
@@ -85,61 +56,173 @@ class EngineSession:
         key: SampleKey,
         sampling: Sampling,
         max_tokens: int,
-        stop_ids: Sequence[int],
+        stop_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        top_logprobs: int = 0,
     ) -> Generation:
         """Appends `tokens`, samples up to `max_tokens` more; see `contracts.Generation`.
 
-        A prompt that does not fit the context gives no tokens and finish `context`.
+        A prompt that does not fit the context gives no tokens and finish `context`. If the awaiting task
+        is cancelled the session keeps what was sampled, and can go on. After an error it is as before.
+
+        Args:
+          stop_ids: the turn ends with the first of them; it is part of the result.
+          stop_strings: the turn ends with the token that completes one; all its tokens are part of the
+            result. Such a turn samples one token a dispatch.
+          top_logprobs: so many most-likely tokens per token, of the full softmax.
 
         Raises:
             EngineError: on invalid input, a closed session, or a fault of the device program.
         """
-        self._check(tokens, max_tokens, stop_ids)
-        room = self._engine.context - self.length - len(tokens)
-        if room <= 0:
-            return Generation(tokens=(), logprobs=(), full_logprobs=(), versions=(), finish="context")
-        turn = self._turn(list(tokens), key, sampling, min(max_tokens, room), tuple(stop_ids))
-        turn.limited_by = "length" if max_tokens <= room else "context"
-        self.busy = True
+        await self._end_of_cancelled()
+        self._check(tokens, sampling, max_tokens, stop_ids, stop_strings, top_logprobs)
+        if self._room(tokens) <= 0:
+            return _NO_TOKENS
+        request = self._ask(tokens, key, sampling, max_tokens, stop_ids, stop_strings, top_logprobs)
+        return await self._engine.submit(request)
+
+    async def stream(
+        self,
+        tokens: Sequence[int],
+        *,
+        key: SampleKey,
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        top_logprobs: int = 0,
+    ) -> AsyncIterator[Generation]:
+        """As `generate`, in parts as they are sampled; the last part alone has a `finish`.
+
+        A reader that goes away ends the turn; one that reads slowly holds up nobody.
+        """
+        await self._end_of_cancelled()
+        self._check(tokens, sampling, max_tokens, stop_ids, stop_strings, top_logprobs)
+        if self._room(tokens) <= 0:
+            yield _NO_TOKENS
+            return
+        request = self._ask(tokens, key, sampling, max_tokens, stop_ids, stop_strings, top_logprobs)
+        request.parts = asyncio.Queue()
+        done = self._engine.submit(request)
         try:
-            return await self._engine.submit(turn)
+            while True:
+                part = await request.parts.get()
+                if isinstance(part, EngineError):
+                    raise part
+                yield part
+                if part.finish is not None:
+                    return
         finally:
-            self.busy = False
+            done.cancel()
+            self._engine.wake()
+
+    async def append(self, tokens: Sequence[int]) -> None:
+        """Prefills `tokens` without sampling, for instance while the next ones are awaited.
+
+        Raises:
+            EngineError: as `generate`, or when they do not fit the context.
+        """
+        await self._end_of_cancelled()
+        self._check(tokens, Sampling(), 1, (), (), 0)
+        if self._room(tokens) < 0:
+            raise EngineError(
+                f"{self.length} tokens and {len(tokens)} more do not fit the context of "
+                f"{self._engine.context}"
+            )
+        request = self._ask(tokens, _APPEND, Sampling(), 0, (), (), 0)
+        await self._engine.submit(request)
+
+    def fork(self) -> "EngineSession":
+        """A second session with the same context; both go on by themselves. Copies no keys.
+
+        Raises:
+            EngineError: while a turn is in flight, or when closed.
+        """
+        self._check_open()
+        if self._busy():
+            raise EngineError("session generates: await its turn before you fork it")
+        twin = EngineSession(self._engine)
+        twin._context.tokens = list(self._context.tokens)
+        self._engine.fork(self._context, twin._context)
+        return twin
 
     def close(self) -> None:
-        """Frees the slot. Idempotent; a turn in flight ends as `cancelled`."""
+        """Gives back all the engine holds for the session. Idempotent; a turn in flight ends `cancelled`."""
         if not self.closed:
             self.closed = True
-            self._engine.release(self)
+            self._engine.release(self._context)
 
-    def _turn(self, tokens, key, sampling, budget, stop_ids) -> TurnInFlight:
-        feed = ([] if self.last is None else [self.last]) + tokens
-        return TurnInFlight(
-            session=self,
-            pending=feed[:-1],
-            start=self.cached,
-            last=feed[-1],
+    def _ask(self, tokens, key, sampling, max_tokens, stop_ids, stop_strings, top_logprobs) -> Request:
+        context, start, room = self._context, self.length, self._room(tokens)
+        context.tokens += [int(token) for token in tokens]
+        self._request = Request(
+            context=context,
+            start=start,
+            first=len(context.tokens),
             sampling=sampling,
-            stop_ids=stop_ids,
-            budget=budget,
-            limited_by="length",
+            stop_ids=tuple(stop_ids),
+            stop_strings=tuple(stop_strings),
+            top_logprobs=top_logprobs,
+            budget=min(max_tokens, room),
+            limited_by="length" if max_tokens <= room else "context",
             words=key_words(key),
             future=asyncio.get_running_loop().create_future(),
         )
+        return self._request
 
-    def _check(self, tokens: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> None:
-        vocab = self._engine.vocab_size
-        if self.closed or self.broken:
-            why = "closed" if self.closed else "lost its cache in an engine fault"
-            raise EngineError(f"session is {why}: open a new one")
-        if self.busy:
+    def _room(self, tokens: Sequence[int]) -> int:
+        return self._engine.context - self.length - len(tokens)
+
+    def _busy(self) -> bool:
+        return self._request is not None and not self._request.ended.is_set()
+
+    async def _end_of_cancelled(self) -> None:
+        """A turn whose awaiter is gone ends with the device job it is part of: a moment later."""
+        if self._request is not None and self._busy() and self._request.future.cancelled():
+            self._engine.wake()
+            await self._request.ended.wait()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineError("session is closed: open a new one")
+
+    def _check(self, tokens, sampling, max_tokens, stop_ids, stop_strings, top_logprobs) -> None:
+        self._check_open()
+        engine = self._engine
+        engine.check_running()
+        if self._busy():
             raise EngineError("session already generates: await its turn before the next")
         if max_tokens < 1:
             raise EngineError(f"max_tokens must be at least 1, got {max_tokens}")
-        if not tokens and self.last is None:
+        if not len(tokens) and not self.length:
             raise EngineError("empty prompt: the first turn needs at least one token")
         if len(stop_ids) > MOST_STOP_IDS:
             raise EngineError(f"at most {MOST_STOP_IDS} stop ids per turn, got {len(stop_ids)}")
-        bad = next((t for t in tokens if not 0 <= t < vocab), None)
-        if bad is not None:
-            raise EngineError(f"token id {bad} is outside the vocabulary 0..{vocab - 1}")
+        if stop_strings and not engine.decodes_text:
+            raise EngineError("stop strings need an engine that decodes: pass text_of=tokenizer.decode")
+        if "" in stop_strings:
+            raise EngineError("stop strings: expected non-empty strings, got ''")
+        if not 0 <= top_logprobs <= engine.options.top_logprobs:
+            raise EngineError(
+                f"top_logprobs = {top_logprobs}: this engine records {engine.options.top_logprobs}; "
+                "raise EngineOptions.top_logprobs"
+            )
+        _check_ids("token id", tokens, engine.vocab_size)
+        _check_ids("stop id", stop_ids, engine.vocab_size)
+        _check_sampling(sampling)
+
+
+def _check_ids(what: str, ids: Sequence[int], vocab: int) -> None:
+    for one in ids:
+        if not isinstance(one, int | np.integer) or isinstance(one, bool):
+            raise EngineError(f"{what} {one!r}: expected an integer, got {type(one).__name__}")
+        if not 0 <= one < vocab:
+            raise EngineError(f"{what} {one} is outside the vocabulary 0..{vocab - 1}")
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    bounds = {"temperature": (0, np.inf), "top_p": (0, 1), "top_k": (0, np.inf), "min_p": (0, 1)}
+    for name, (low, high) in bounds.items():
+        value = getattr(sampling, name)
+        if not low <= value <= high or value == np.inf or (name == "top_p" and value == 0):
+            raise EngineError(f"sampling.{name} = {value}: expected {low} to {high}")

@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from jaxrl.contracts import Generation, SampleKey, Sampling
-from jaxrl.engine.scheduler import Engine, EngineOptions
-from jaxrl.engine.session import EngineError, EngineSession
+from jaxrl.engine.engine import Engine, EngineOptions
+from jaxrl.engine.errors import EngineError
+from jaxrl.engine.session import EngineSession
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
 
@@ -98,7 +99,7 @@ async def converse_crowd(engine: Engine):
     shared = prompts_of(100, 2)
     jobs = [converse(engine, "shared", shared, sample=i) for i in range(4)]
     jobs += [converse(engine, f"task{i}", prompts_of(i, 1 + i % 3)) for i in range(10)]
-    return await asyncio.gather(*jobs), sorted(engine._table.free)
+    return await asyncio.gather(*jobs), engine._memory.slots.free
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_members_of_a_group_differ_and_share_their_prompt(engine, crowd):
 
 def test_every_slot_is_free_at_the_end(crowd):
     _, free = crowd
-    assert free == list(range(OPTIONS.slots))
+    assert free == OPTIONS.slots
 
 
 def test_a_group_prefills_its_prompt_once(engine):
@@ -232,14 +233,14 @@ def test_cancelled_and_abandoned_turns_free_their_slots(engine):
         for session in sessions:
             session.close()
         later = await converse(engine, "task0", prompts_of(0, 1))
-        return tasks, later, sorted(engine._table.free)
+        return tasks, later, engine._memory.slots.free
 
     tasks, later, free = run(engine, work)
     assert all(task.cancelled() for task in tasks[::2])
     ends = [(task.result().finish, len(task.result().tokens)) for task in tasks[1::2]]
     assert [ends[i][0] for i in (0, 3)] == ["cancelled", "cancelled"]
     assert [ends[i] for i in (1, 2)] == [("length", 60)] * 2
-    assert free == list(range(OPTIONS.slots))
+    assert free == OPTIONS.slots
     assert later == run(engine, lambda engine: converse(engine, "task0", prompts_of(0, 1)))
 
 
