@@ -104,7 +104,7 @@ class Generation:
     versions: Sequence[int]  # weight version that made each token
     finish: Finish | None
     top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()  # per token, most likely first, if asked for
-    routed_experts: Int16[np.ndarray, "T L X"] | None = None
+    routed_experts: Int16[np.ndarray, "T L X"] | None = field(default=None, compare=False)
     """Experts of every token that this turn fed to the model: the last of the turn before, the prompt, and
     all sampled ones but the last. Only from an engine that records them."""
 

@@ -7,7 +7,6 @@ from jaxrl.engine.cache import Sizes
 from jaxrl.engine.request import Request
 from jaxrl.engine.step import SlotState, idle_state
 
-MOST_STOP_IDS = 4
 _MOST_SKIPS = 8
 
 

@@ -46,16 +46,24 @@ class Engine:
         *,
         device: Executor | None = None,
         text_of: Callable[[Sequence[int]], str] | None = None,
+        steps: Steps | None = None,
     ):
-        """`device` is the executor of device jobs; one of its own is made when None.
+        """Allocates the cache; compiles nothing yet.
 
-        `text_of` decodes tokens, for stop strings.
+        Args:
+          device: the executor of device jobs; one of its own is made when None.
+          text_of: decodes tokens, for stop strings.
+          steps: another engine's, to share its compiled programs; of the same model and sizes.
 
         Raises:
-            EngineError: an option out of its range, or a memory budget that holds no sequence.
+            EngineError: an option out of its range, a memory budget that holds no sequence, or `steps` of
+              other sizes.
         """
         self.options, self.context, self.vocab_size = options, options.context, model.spec.vocab_size
-        self.steps = Steps(model, options.sizes(model.spec))
+        sizes = options.sizes(model.spec)
+        self.steps = steps or Steps(model, sizes)
+        if self.steps.sizes != sizes:
+            raise EngineError(f"steps: expected the sizes of these options, {sizes}; got {self.steps.sizes}")
         self.stats = EngineStats()
         self._costs = Costs() if options.eviction == "measured" else None
         self._device = Device(self.steps, nnx.state(model), costs=self._costs)
@@ -293,7 +301,7 @@ class Engine:
 
     def _stop(self, error: EngineError) -> None:
         self._scheduler.fail_all(error)
-        self._memory.lose_device()
+        self._memory.forget_all()
         for future in [*(done for _, done in self._between), *self._drains]:
             if not future.done():
                 future.set_exception(error)

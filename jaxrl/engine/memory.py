@@ -103,7 +103,9 @@ class Memory:
 
     def rest(self, context: Context) -> None:
         """`context` waits for its next turn; what it holds stays until somebody needs the room."""
-        if context.place is not Place.NOWHERE and context.place is not Place.HOST:
+        if not context.cached:
+            self.release(context)
+        elif context.place is not Place.HOST:
             self.idle[context] = None
             self.idle.move_to_end(context)
 
@@ -137,11 +139,19 @@ class Memory:
     def lose_device(self) -> None:
         """Whatever lay on the device is gone, or on its way to the host; requests have ended before."""
         on_their_way = [context for context in self.away if context.stored and context.stored.copy is None]
-        for context in [*self.idle, *on_their_way]:
+        for context in on_their_way:
+            self.release(context)
+        for context in list(self.idle):
             self.release(context)
         for prefix in self.prefixes.clear():
             self.discard(prefix)
         self.ops.clear()
+
+    def forget_all(self) -> None:
+        """Gives back everything, as when the engine stops: sessions begin anew from their tokens."""
+        for context in list(self.away):
+            self.release(context)
+        self.lose_device()
 
     # --- sharing -----------------------------------------------------------------------------------
 
@@ -179,6 +189,8 @@ class Memory:
 
         Without a spare row for the state it gets nothing, and its tokens are to be prefilled.
         """
+        if not context.cached:
+            return
         match context.place:
             case Place.LIVE:
                 if not self._spare_row():

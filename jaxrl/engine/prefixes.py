@@ -27,7 +27,7 @@ class Prefix:
     pages: list[int] = field(default_factory=list)
     routes: list[np.ndarray] = field(default_factory=list)
     waiting: int = 0  # requests that wait for it
-    failed: bool = False  # it will not come: look again
+    gone: bool = False  # it will not come, or was given up: look again
 
     @property
     def ready(self) -> bool:
@@ -96,7 +96,7 @@ class Prefixes:
 
     def forget(self, prefix: Prefix) -> None:
         """No longer offered; whoever waits for it looks again."""
-        prefix.failed = not prefix.ready
+        prefix.gone = True
         if self._known.get(prefix.digest) is prefix:
             del self._known[prefix.digest]
 

@@ -100,9 +100,9 @@ class Scheduler:
     def _waits(self, request: Request) -> bool:
         """Whether another request is making what this one begins with."""
         prefix = request.waits_for
-        if prefix is None and self._fresh(request.context):
+        if (prefix is None or prefix.gone) and self._fresh(request.context):
             prefix = self.prefixes.match(request.context.tokens[:-1])
-        waits = prefix is not None and not prefix.ready and not prefix.failed
+        waits = prefix is not None and not prefix.ready and not prefix.gone
         request.wait_for(prefix if waits else None)
         return waits
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxrl.contracts import Generation, SampleKey, Sampling
-from jaxrl.engine.batching import MOST_STOP_IDS
 from jaxrl.engine.context import Context, Place
 from jaxrl.engine.errors import EngineError
 from jaxrl.engine.request import Request
 from jaxrl.engine.sampling import key_words
+from jaxrl.engine.step import MOST_STOP_IDS
 
 if TYPE_CHECKING:
     from jaxrl.engine.engine import Engine
@@ -94,7 +94,7 @@ class EngineSession:
     ) -> AsyncIterator[Generation]:
         """As `generate`, in parts as they are sampled; the last part alone has a `finish`.
 
-        A reader that goes away ends the turn; one that reads slowly holds up nobody.
+        Closing the iterator (`contextlib.aclosing`) ends the turn; a slow reader holds up nobody.
         """
         await self._end_of_cancelled()
         self._check(tokens, sampling, max_tokens, stop_ids, stop_strings, top_logprobs)

@@ -22,6 +22,7 @@ from jaxrl.engine.sampling import SamplingParams, sample
 from jaxrl.model.transformer import Transformer
 
 Params = Any  # nnx.State of the model
+MOST_STOP_IDS = 8  # of one slot
 
 
 class Piece(NamedTuple):
@@ -183,14 +184,14 @@ class Steps(Moves):
         return routes_BTLX if self.sizes.routed_experts else routes_BTLX[..., :0]
 
 
-def idle_state(sizes: Sizes, *, stop_ids: int = 4) -> SlotState:
-    """No slot samples: what the host fills in. `stop_ids` is the width of `stop_BI`."""
+def idle_state(sizes: Sizes) -> SlotState:
+    """No slot samples: what the host fills in."""
     slots = sizes.slots
     return SlotState(
         lengths_B=np.zeros(slots, np.int32),
         last_B=np.zeros(slots, np.int32),
         remaining_B=np.zeros(slots, np.int32),
-        stop_BI=np.full((slots, stop_ids), -1, np.int32),
+        stop_BI=np.full((slots, MOST_STOP_IDS), -1, np.int32),
         pages_BX=np.full((slots, sizes.slot_pages), sizes.pages, np.int32),
         sampling=SamplingParams.of(slots),
     )

@@ -1,69 +1,37 @@
 """The engine against the training forward: same tokens, same log-probs, whatever shares the batch."""
 
 import asyncio
+import random
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
-from jaxrl.contracts import Generation, SampleKey, Sampling
-from jaxrl.engine.engine import Engine, EngineOptions
-from jaxrl.engine.errors import EngineError
-from jaxrl.engine.session import EngineSession
+from jaxrl.contracts import Sampling
+from jaxrl.engine.engine import Engine
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
+from tests.engine.conftest import OPTIONS, ask, nothing_leaked, run
+from tests.engine.oracle import forward_logits, log_softmax
 
-OPTIONS = EngineOptions(
-    slots=6, context=96, prefill_rows=3, prefill_buckets=(4, 16), decode_steps=3, poison_freed=True
-)
 STOP = 5
-
-
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    spec = replace(PRESETS["quickstart"], vocab_size=64)
-    return Transformer(spec, rngs=nnx.Rngs(0))
-
-
-@nnx.jit
-def padded_logprobs(model: Transformer, tokens_BT, segment_ids_BT):
-    hidden_BTD = model(
-        tokens_BT, segment_ids_BT=segment_ids_BT, positions_BT=jnp.arange(tokens_BT.shape[1])[None]
-    )
-    logp_TV = jax.nn.log_softmax(model.logits(hidden_BTD[0]))
-    return logp_TV[jnp.arange(tokens_BT.shape[1] - 1), tokens_BT[0, 1:]]
-
-
-def forward_logprobs(model: Transformer, ids: list[int]) -> np.ndarray:
-    """log p(ids[i] | ids[:i]) for i ≥ 1, by the training forward on one padded row."""
-    padded, real = np.zeros((2, 1, OPTIONS.context), np.int32)
-    padded[0, : len(ids)], real[0, : len(ids)] = ids, 1
-    return np.asarray(padded_logprobs(model, padded, real))
 
 
 async def converse(engine: Engine, task: str, prompts: list[list[int]], *, sample=0, sampling=None) -> dict:
     """A session of several turns; returns all its ids, which were sampled, and their log-probs."""
     session = engine.open_session()
-    ids: list[int] = []
     sampled: dict[int, tuple[float, float]] = {}
     for turn, prompt in enumerate(prompts):
-        out = await session.generate(
-            prompt,
-            key=SampleKey(7, task, 0, sample, turn),
-            sampling=sampling or Sampling(),
-            max_tokens=9,
-            stop_ids=[STOP],
-        )
-        ids += prompt
-        for token, logprob, full in zip(out.tokens, out.logprobs, out.full_logprobs, strict=True):
-            sampled[len(ids)] = (logprob, full)
-            ids.append(token)
+        start = session.length + len(prompt)
+        settings = {"sampling": sampling, "max_tokens": 9, "stop_ids": [STOP]}
+        out = await ask(session, prompt, task=task, sample=sample, turn=turn, **settings)
+        for i, pair in enumerate(zip(out.logprobs, out.full_logprobs, strict=True)):
+            sampled[start + i] = pair
         await asyncio.sleep(0)
+    tokens = list(session.tokens)
     session.close()
-    return {"ids": ids, "sampled": sampled}
+    return {"ids": tokens, "sampled": sampled}
 
 
 def prompts_of(seed: int, turns: int) -> list[list[int]]:
@@ -71,53 +39,27 @@ def prompts_of(seed: int, turns: int) -> list[list[int]]:
     return [rng.integers(6, 64, rng.integers(1, 21)).tolist() for _ in range(turns)]
 
 
-async def ask(
-    session: EngineSession, tokens: list[int], *, sample: int = 0, max_tokens: int = 2, stop_ids=()
-) -> Generation:
-    """One turn with settings that do not matter to the test."""
-    key = SampleKey(0, "t", 0, sample, 0)
-    return await session.generate(
-        tokens, key=key, sampling=Sampling(), max_tokens=max_tokens, stop_ids=stop_ids
-    )
-
-
-def run(engine: Engine, work):
-    async def main():
-        async with engine:
-            return await work(engine)
-
-    return asyncio.run(main())
-
-
-@pytest.fixture(scope="module")
-def engine(model) -> Engine:
-    return Engine(model, OPTIONS)
-
-
 async def converse_crowd(engine: Engine):
     """Fourteen conversations over six slots; 0 to 3 share their first prompt as a group does."""
     shared = prompts_of(100, 2)
     jobs = [converse(engine, "shared", shared, sample=i) for i in range(4)]
     jobs += [converse(engine, f"task{i}", prompts_of(i, 1 + i % 3)) for i in range(10)]
-    return await asyncio.gather(*jobs), engine._memory.slots.free
-
-
-@pytest.fixture(scope="module")
-def crowd(engine):
-    return run(engine, converse_crowd)
+    return await asyncio.gather(*jobs)
 
 
 def largest_error(model: Transformer, results: list[dict]) -> float:
     errors = []
     for result in results:
-        expected = forward_logprobs(model, result["ids"])
+        logits_TV = forward_logits(model, result["ids"], context=OPTIONS.context)
         for position, (logprob, full) in result["sampled"].items():
-            errors += [abs(logprob - expected[position - 1]), abs(full - expected[position - 1])]
+            expected = log_softmax(logits_TV[position - 1])[result["ids"][position]]
+            errors += [abs(logprob - expected), abs(full - expected)]
     return max(errors)
 
 
-def test_sampled_logprobs_equal_the_training_forward(model, crowd):
-    assert largest_error(model, crowd[0]) <= 5e-5
+def test_sampled_logprobs_equal_the_training_forward(model, engine):
+    assert largest_error(model, run(engine, converse_crowd)) <= 5e-5
+    assert nothing_leaked(engine)
 
 
 def test_sampled_logprobs_equal_the_training_forward_in_float64():
@@ -126,43 +68,27 @@ def test_sampled_logprobs_equal_the_training_forward_in_float64():
         layers = ("linear_attention", "full_attention")
         spec = replace(PRESETS["quickstart"], vocab_size=64, layer_types=layers, dtype="float64")
         model = Transformer(spec, rngs=nnx.Rngs(1))
-        results, _ = run(Engine(model, OPTIONS), converse_crowd)
+        results = run(Engine(model, OPTIONS), converse_crowd)
         assert largest_error(model, results) <= 1e-9
     finally:
         jax.config.update("jax_enable_x64", False)
 
 
-def test_alone_or_in_a_crowd_is_bit_equal(engine, crowd):
-    results, _ = crowd
-    for i in (0, 4, 9):
-        alone = run(engine, lambda engine, i=i: converse(engine, f"task{i}", prompts_of(i, 1 + i % 3)))
-        assert alone == results[4 + i]
+def test_alone_or_among_sixty_three_others_in_any_order_is_bit_equal(engine):
+    """Sessions of all lengths and two turns over six slots, so that many are parked and offloaded."""
 
+    async def crowd(engine, order):
+        turns = {i: asyncio.create_task(converse(engine, f"t{i}", prompts_of(i, 1 + i % 2))) for i in order}
+        return {i: await turn for i, turn in turns.items()}
 
-def test_members_of_a_group_differ_and_share_their_prompt(engine, crowd):
-    results, _ = crowd
-    prompt = prompts_of(100, 2)[0]
-    members = [result["ids"] for result in results[:4]]
-    assert all(ids[: len(prompt)] == prompt for ids in members)
-    assert len({tuple(ids) for ids in members}) == 4
-    alone = run(engine, lambda engine: converse(engine, "shared", prompts_of(100, 2), sample=3))
-    assert alone == results[3]
-
-
-def test_every_slot_is_free_at_the_end(crowd):
-    _, free = crowd
-    assert free == OPTIONS.slots
-
-
-def test_a_group_prefills_its_prompt_once(engine):
-    prompt = list(range(6, 40))
-
-    async def work(engine: Engine):
-        await asyncio.gather(*(converse(engine, "t", [prompt], sample=i) for i in range(6)))
-        return engine.stats.prefilled_tokens
-
-    before = engine.stats.prefilled_tokens
-    assert run(engine, work) - before == len(prompt) - 1
+    order = list(range(64))
+    first = run(engine, lambda engine: crowd(engine, order))
+    random.Random(1).shuffle(order)
+    assert run(engine, lambda engine: crowd(engine, order)) == first
+    for i in range(0, 64, 9):
+        assert (
+            run(engine, lambda engine, i=i: converse(engine, f"t{i}", prompts_of(i, 1 + i % 2))) == first[i]
+        )
 
 
 def test_low_temperature_logprobs_are_those_of_the_sampled_distribution(engine):
@@ -172,112 +98,34 @@ def test_low_temperature_logprobs_are_those_of_the_sampled_distribution(engine):
         assert full <= logprob + 1e-6 <= 1e-5
 
 
-def test_finishes(engine):
-    async def work(engine: Engine):
-        session = engine.open_session()
-        seen = []
-        out = await ask(session, [7] * 10, max_tokens=1)
-        seen.append((out.finish, len(out.tokens), session.length))
-        out = await ask(session, [], max_tokens=5, stop_ids=range(4))
-        seen.append((out.finish, session.length))
-        out = await ask(session, [7] * 10, max_tokens=500)
-        seen.append((out.finish, session.length))
-        out = await ask(session, [7], max_tokens=5)
-        seen.append((out.finish, len(out.tokens)))
-        session.close()
-        return seen
-
-    first, second, third, fourth = run(engine, work)
-    assert first == ("length", 1, 11)
-    assert second[0] in ("length", "stop")
-    assert third == ("context", OPTIONS.context)
-    assert fourth == ("context", 0)
-
-
-@pytest.mark.parametrize(
-    "tokens, options, message",
-    [
-        ([], {}, "empty prompt"),
-        ([64], {}, "outside the vocabulary"),
-        ([-1], {}, "outside the vocabulary"),
-        ([7], {"max_tokens": 0}, "max_tokens"),
-        ([7], {"stop_ids": [1, 2, 3, 4, 5]}, "stop ids"),
-    ],
-)
-def test_bad_requests_say_why_and_leave_the_engine_alive(engine, tokens, options, message):
-    async def work(engine: Engine):
-        with pytest.raises(EngineError, match=message):
-            await ask(engine.open_session(), tokens, **options)
-        return await converse(engine, "t", [[9]])
-
-    assert run(engine, work)["sampled"]
-
-
-def test_cancelled_and_abandoned_turns_free_their_slots(engine):
-    async def work(engine: Engine):
-        before = engine.stats.sampled_tokens
-        sessions = [engine.open_session() for _ in range(9)]
-        tasks = [
-            asyncio.create_task(ask(session, [8, 9] * 9, sample=i, max_tokens=60))
-            for i, session in enumerate(sessions)
-        ]
-        while engine.stats.sampled_tokens == before:
-            await asyncio.sleep(0)
-        for task in tasks[::2]:
-            task.cancel()
-        sessions[1].close()
-        sessions[7].close()
-        for session in sessions[::2]:
-            session.close()
-        await asyncio.wait(tasks)
-        for session in sessions:
-            session.close()
-        later = await converse(engine, "task0", prompts_of(0, 1))
-        return tasks, later, engine._memory.slots.free
-
-    tasks, later, free = run(engine, work)
-    assert all(task.cancelled() for task in tasks[::2])
-    ends = [(task.result().finish, len(task.result().tokens)) for task in tasks[1::2]]
-    assert [ends[i][0] for i in (0, 3)] == ["cancelled", "cancelled"]
-    assert [ends[i] for i in (1, 2)] == [("length", 60)] * 2
-    assert free == OPTIONS.slots
-    assert later == run(engine, lambda engine: converse(engine, "task0", prompts_of(0, 1)))
-
-
-def test_nan_weights_are_an_error_not_a_token(engine):
-    healthy, version = engine.params, engine.version
-
-    async def work(engine: Engine):
-        engine.set_weights(jax.tree.map(lambda leaf: leaf * jnp.nan, healthy), version=version)
-        with pytest.raises(EngineError, match="non-finite"):
-            await converse(engine, "t", [[9]])
-
-    run(engine, work)
-    engine.set_weights(healthy, version=version)
-
-
-def test_weight_swap_waits_for_a_drain_and_tags_tokens(engine):
-    async def work(engine: Engine):
-        session = engine.open_session()
-        out = await ask(session, [7])
-        old = engine.version
-        assert set(out.versions) == {old}
-        with pytest.raises(EngineError, match="drained"):
-            engine.set_weights(engine.params, version=old + 1)
-        session.close()
-        engine.set_weights(engine.params, version=old + 1)
-        fresh = await ask(engine.open_session(), [7])
-        return set(fresh.versions) == {old + 1}
-
-    assert run(engine, work)
-
-
 def test_nothing_compiles_after_warm_up(engine):
     async def work(engine: Engine):
-        engine._cache = engine.steps.warm_up(engine.params, engine._cache)
+        await engine.warm_up()
         before = engine.steps.programs()
-        await asyncio.gather(*(converse(engine, f"x{i}", prompts_of(50 + i, 3)) for i in range(12)))
+        await asyncio.gather(*(converse(engine, f"x{i}", prompts_of(50 + i, 3)) for i in range(24)))
+        trunk = engine.open_session()
+        await ask(trunk, list(range(6, 40)))
+        twin = trunk.fork()
+        await ask(twin, [9])
+        await engine.swap_weights(engine.params, version=engine.version + 1, cached="recompute")
+        await ask(trunk, [9])
         return before, engine.steps.programs()
 
     before, after = run(engine, work)
     assert before == after
+
+
+def test_what_the_host_keeps_comes_back_bit_for_bit_after_a_restart(engine):
+    """The engine may be left and entered again: sessions then begin anew from their tokens."""
+
+    async def first(engine):
+        session = engine.open_session()
+        await ask(session, list(range(6, 30)), max_tokens=5)
+        return session
+
+    session = run(engine, first)
+    tokens = session.tokens
+    out = run(engine, lambda engine: ask(session, [9], turn=1, max_tokens=4))
+    assert session.tokens == (*tokens, 9, *out.tokens)
+    session.close()
+    assert nothing_leaked(engine)

@@ -49,13 +49,18 @@ def test_a_small_budget_changes_no_bit_when_sessions_go_to_the_host(tight, uncon
     assert nothing_leaked(tight)
 
 
+def changed(model, engine: Engine, **options) -> Engine:
+    """Another engine under other policies, with the same compiled programs."""
+    return Engine(model, replace(engine.options, **options), steps=engine.steps)
+
+
 @pytest.mark.parametrize("changes", [{"host_bytes": 0}, {"eviction": "recompute"}])
-def test_what_was_dropped_is_prefilled_again_as_planned(model, unconstrained, changes):
-    engine = Engine(model, replace(OPTIONS, cache_bytes=budget(model, 30), **changes))
+def test_what_was_dropped_is_prefilled_again_as_planned(model, tight, unconstrained, changes):
+    engine = changed(model, tight, **changes)
     results = run(engine, crowd)
     for got, expected in zip(results, unconstrained, strict=True):
         assert got[0] == expected[0] and got[2] == expected[2]
-        np.testing.assert_allclose(got[1] + got[3], expected[1] + expected[3], atol=1e-5)
+        np.testing.assert_allclose(got[1] + got[3], expected[1] + expected[3], atol=5e-5)
     memory, stats = engine._memory, engine.stats
     assert memory.offloads == 0 and memory.drops > 0
     # Prompts taken over from kept prefixes need not be prefilled again.
@@ -63,8 +68,8 @@ def test_what_was_dropped_is_prefilled_again_as_planned(model, unconstrained, ch
     assert nothing_leaked(engine)
 
 
-def test_measured_costs_decide_and_everybody_is_served(model, unconstrained):
-    engine = Engine(model, replace(OPTIONS, cache_bytes=budget(model, 30), eviction="measured"))
+def test_measured_costs_decide_and_everybody_is_served(model, tight, unconstrained):
+    engine = changed(model, tight, eviction="measured")
     assert [r[0] for r in run(engine, crowd)] == [r[0] for r in unconstrained]
     assert engine._memory.offloads + engine._memory.drops > 0
 

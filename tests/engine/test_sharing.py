@@ -172,4 +172,4 @@ def test_a_prefix_is_found_by_its_tokens_and_not_by_its_length():
     found = prefixes.match([1, 2, 3, 4, 5, 6])
     assert found is not None and found.length == 6 and not found.ready
     prefixes.abandon("a")
-    assert found.failed and prefixes.match([1, 2, 3, 4, 5, 6]) is None
+    assert found.gone and prefixes.match([1, 2, 3, 4, 5, 6]) is None
