@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from jaxrl import tasksets
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Sampling
-from jaxrl.engine.engine import Engine, EngineOptions
+from jaxrl.engine.engine import Engine, EngineError, EngineOptions
 from jaxrl.model.hub import load_hub, save_hub
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
@@ -185,7 +185,7 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
         )
     async with AsyncExitStack() as stack:
         pool, grader = await _sandboxes(config, stack)
-        engine = await stack.enter_async_context(Engine(model, _engine_options(config), device=device))
+        engine = await stack.enter_async_context(_engine(model, config, device))
         world = World(
             generator=engine,
             sandboxes=pool,
@@ -256,7 +256,19 @@ def _engine_options(config: Config) -> EngineOptions:
         prefill_rows=chosen.prefill_rows,
         prefill_buckets=chosen.prefill_buckets,
         decode_steps=chosen.decode_steps,
+        page_size=chosen.page_size,
+        cache_bytes=chosen.cache_bytes,
+        parked=chosen.parked,
+        host_bytes=chosen.host_bytes,
+        eviction=chosen.eviction,
     )
+
+
+def _engine(model: Transformer, config: Config, device: Executor) -> Engine:
+    try:
+        return Engine(model, _engine_options(config), device=device)
+    except EngineError as error:
+        raise ConfigError(f"engine: {error}") from error
 
 
 def learner_options(config: Config, *, total_steps: int) -> OptimizerOptions:

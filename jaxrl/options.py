@@ -122,6 +122,16 @@ class Engine(Section):
     """Tokens of a prefill piece, ascending; the last one cuts long prompts."""
     decode_steps: Count = 4
     """Tokens sampled per dispatch."""
+    page_size: Count = 32
+    """Tokens whose keys and values lie together."""
+    cache_bytes: Count | None = None
+    """Device memory for keys, values and recurrent states; unset: room for every slot."""
+    parked: Count = 16
+    """Spare rows of recurrent state, for prompts that a group shares and for sessions whose tool runs."""
+    host_bytes: Whole = 4 * 2**30
+    """Host memory for idle sessions that had to leave the device."""
+    eviction: Literal["offload", "recompute", "measured"] = "offload"
+    """They are copied to the host while it has room, or prefilled again, or what was measured as cheaper."""
 
 
 class Sandbox(Section):

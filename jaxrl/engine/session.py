@@ -1,7 +1,7 @@
 """A conversation held by the engine. Its context only grows; only new tokens are ever prefilled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,7 +91,7 @@ class EngineSession:
         stop_ids: Sequence[int] = (),
         stop_strings: Sequence[str] = (),
         top_logprobs: int = 0,
-    ) -> AsyncIterator[Generation]:
+    ) -> AsyncGenerator[Generation]:
         """As `generate`, in parts as they are sampled; the last part alone has a `finish`.
 
         Closing the iterator (`contextlib.aclosing`) ends the turn; a slow reader holds up nobody.

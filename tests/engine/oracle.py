@@ -35,7 +35,8 @@ def sampled_log_softmax(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
 
     Its numbers are taken as float32, which is what the engine's programs are given.
     """
-    temperature, top_p, min_p = np.float32([sampling.temperature, sampling.top_p, sampling.min_p]).tolist()
+    given = np.asarray([sampling.temperature, sampling.top_p, sampling.min_p], np.float32)
+    temperature, top_p, min_p = given.tolist()
     if sampling.temperature == 0:
         return np.where(np.arange(len(logits_V)) == logits_V.argmax(), 0.0, -np.inf)
     scaled_V = logits_V / temperature

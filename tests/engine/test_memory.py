@@ -33,9 +33,9 @@ class FakeDevice:
                     self.slots[target] = self.rows[source]
                 case Offload(stored, pages, slot, row):
                     state = self.slots[slot] if row is None else self.rows[row]
-                    stored.copy = (state, [list(self.pages[page]) for page in pages])
+                    stored.copy = (state, [list(self.pages[page]) for page in pages])  # pyright: ignore
                 case Restore(stored, pages, slot):
-                    state, kept = stored.copy
+                    state, kept = stored.copy  # pyright: ignore
                     self.slots[slot] = state
                     self.pages |= dict(zip(pages, map(list, kept), strict=True))
                 case Fill(slots, rows, pages):

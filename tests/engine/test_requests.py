@@ -151,7 +151,7 @@ def test_routed_experts_cover_every_token_fed_once_and_are_the_models(engine, mo
 
     firsts, second, ids = run(engine, work)
     assert [out.routed_experts.shape for out in firsts] == [(37 + 4, 4, 2)] * 3  # pyright: ignore
-    got = np.concatenate([firsts[1].routed_experts, second.routed_experts])
+    got = np.concatenate([firsts[1].routed_experts, second.routed_experts])  # pyright: ignore
     assert len(got) == len(ids) - 1
     np.testing.assert_array_equal(np.sort(got, -1), np.sort(model_routes(model, ids[:-1]), -1))
 
