@@ -6,6 +6,9 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 _LANGUAGE = Language(tree_sitter_bash.language())
+# The grammar's scanner looks up characters in a table that ends with ASCII: others can end this process
+# (tree-sitter-bash issue 337). To bash they are parts of words, as these letters, which spell no keyword.
+_AS_LETTERS = bytes(byte if byte < 128 else ord("A") + byte % 26 for byte in range(256))
 
 
 def split_commands(text: str) -> list[str]:
@@ -15,7 +18,7 @@ def split_commands(text: str) -> list[str]:
     lines it has. What the grammar cannot read is one command: bash itself has to judge it.
     """
     source = text.encode(errors="surrogatepass")
-    root = Parser(_LANGUAGE).parse(source).root_node
+    root = Parser(_LANGUAGE).parse(source.translate(_AS_LETTERS)).root_node
     statements = [node for node in root.named_children if node.type != "comment"]
     if root.has_error or not statements:
         return [text.strip()]

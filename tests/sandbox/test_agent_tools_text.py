@@ -3,6 +3,7 @@
 import ast
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,16 @@ def test_each_part_is_whole_for_bash_itself(text: str) -> None:
     for part in split_commands(text):
         checked = subprocess.run(["bash", "-n"], input=part, text=True, capture_output=True, check=False)
         assert checked.returncode == 0 and not checked.stderr
+
+
+def test_no_character_ends_the_process() -> None:
+    """In a process of its own, which the grammar alone does end."""
+    every = "[split_commands('{' + chr(code)) for code in range(0x80, 0x110000, 61)]"
+    program = f"from sandbox.agent_tools.commands import split_commands; print(len({every}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{len(range(0x80, 0x110000, 61))}\n"), done.stderr
+    assert split_commands("cat <<é\nü\né\nls") == ["cat <<é\nü\né", "ls"]
+    assert split_commands("echo é\nmv ñ 日本\n") == ["echo é", "mv ñ 日本"]
 
 
 @given(st.text(max_size=40) | st.lists(st.sampled_from("a\n;&|<>()'\"#$\\ {}"), max_size=30).map("".join))
