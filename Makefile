@@ -8,7 +8,7 @@ HF := .cache/hf
 ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines parity bench-model lint starting-checkpoint \
-	validate-tasks bench bench-sandbox lock clean
+	validate-tasks bench bench-engine bench-sandbox lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -42,6 +42,9 @@ parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random we
 
 bench-model: $(READY) $(HF)/ready  ## the model and the gated delta rule against Hugging Face, about 5 minutes
 	$(PY) tools/bench_model.py --hf-python $(HF)/bin/python $(ARGS)
+
+bench-engine: $(READY) $(HF)/ready  ## the generation engine: economy, speed against Hugging Face
+	$(PY) tools/bench_engine.py --hf-python $(HF)/bin/python $(ARGS)
 
 # By pip: torch's CPU build may come from an index that only pip is configured for.
 $(HF)/ready: tools/hf_requirements.txt

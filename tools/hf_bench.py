@@ -1,10 +1,12 @@
-"""The Hugging Face side of tools/bench_model.py: answers one JSON request per line with one sample's times.
+"""The Hugging Face side of tools/bench_model.py and bench_engine.py: answers JSON requests, one a line.
 
 Runs in the environment of tools/hf_reference.py. Requests:
 
     {"op": "rule", "inputs": "x.npz"}                 forward and backward of the chunked rule
     {"op": "step", "model": DIR, "inputs": "t.npz"}   a training step
     {"op": "run"}                                     one sample of the last of these
+    {"op": "generate", "model": DIR, "new_tokens": N} sampling that many tokens for every prompt
+    {"op": "generate_run", "prompts": "p.json"}       one sample of it for a list of prompts
 
 Settings that are fastest here, found by trying: attention `sdpa`, experts `eager` (a loop over the experts
 that have tokens; `grouped_mm` is as fast, `batched_mm` five times slower), AdamW `fused`.
@@ -15,6 +17,8 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +69,28 @@ def step(model: str, inputs: str) -> Callable[[], float]:
     return run
 
 
+def generate(model: str, new_tokens: int) -> Callable[[str], float]:
+    """Samples for all prompts of a file at once, padded on the left; the value is the number of tokens."""
+    config = transformers.AutoConfig.from_pretrained(model)
+    mixture = hasattr(config, "num_experts")
+    kind = transformers.Qwen3_5MoeForCausalLM if mixture else transformers.Qwen3_5ForCausalLM
+    options = {"attn_implementation": "sdpa"} | ({"experts_implementation": "eager"} if mixture else {})
+    policy = kind.from_pretrained(model, dtype=torch.float32, **options).eval()
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+    settings |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "eos_token_id": None}
+
+    def run(prompts: str) -> float:
+        rows = json.loads(Path(prompts).read_text())
+        longest = max(map(len, rows))
+        tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        with torch.inference_mode():
+            out = policy.generate(tokens, attention_mask=mask, **settings)
+        return float(out.shape[0] * (out.shape[1] - longest))
+
+    return run
+
+
 def sample(run: Callable[[], float]) -> dict[str, float]:
     """Seconds of wall and of processor time of one call, and its value."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -81,6 +107,7 @@ def main() -> None:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     print(json.dumps(versions), flush=True)
     run: Callable[[], float] | None = None
+    generator: Callable[[str], float] | None = None
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         match request.pop("op"):
@@ -88,6 +115,11 @@ def main() -> None:
                 run, answer = rule(**request), {}
             case "step":
                 run, answer = step(**request), {}
+            case "generate":
+                generator, answer = generate(**request), {}
+            case "generate_run":
+                assert generator is not None, "expected a case before the first run"
+                answer = sample(partial(generator, **request))
             case _:
                 assert run is not None, "expected a case before the first run"
                 answer = sample(run)

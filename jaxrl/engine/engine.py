@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Literal
 
+import jax
 from flax import nnx
 
 from jaxrl.contracts import Generation
@@ -129,6 +130,18 @@ class Engine:
     def open_session(self) -> EngineSession:
         """A new, empty conversation. It holds nothing until its first turn."""
         return EngineSession(self)
+
+    def cache_bytes(self) -> int:
+        """Bytes of the cache on the device, which do not change while the engine lives."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._device.cache))
+
+    def memory_counts(self) -> dict[str, int]:
+        """What is held now (slots, parked rows, pages, bytes on the host) and was moved since the start."""
+        memory = self._memory
+        pools = {"slots": memory.slots, "rows": memory.rows, "pages": memory.pages}
+        held = {name: pool.count - pool.free for name, pool in pools.items()}
+        moved = {name: getattr(memory, name) for name in ("offloads", "restores", "drops", "dropped_tokens")}
+        return held | {"host_bytes": memory.host_used} | moved
 
     # --- weights -----------------------------------------------------------------------------------
 

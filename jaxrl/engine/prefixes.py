@@ -34,6 +34,11 @@ class Prefix:
         """Whether it can be taken over."""
         return self.row is not None
 
+    @property
+    def pending(self) -> bool:
+        """Whether its builder is still on the way."""
+        return not self.ready and not self.gone
+
 
 class Prefixes:
     """Finds what a prompt shares with those before it. Holds nothing itself; see `memory`."""

@@ -100,9 +100,11 @@ class Scheduler:
     def _waits(self, request: Request) -> bool:
         """Whether another request is making what this one begins with."""
         prefix = request.waits_for
-        if (prefix is None or prefix.gone) and self._fresh(request.context):
-            prefix = self.prefixes.match(request.context.tokens[:-1])
-        waits = prefix is not None and not prefix.ready and not prefix.gone
+        if prefix is None or not prefix.pending:
+            # A longer one may be in the making by now.
+            fresh = self._fresh(request.context)
+            prefix = self.prefixes.match(request.context.tokens[:-1]) if fresh else None
+        waits = prefix is not None and prefix.pending
         request.wait_for(prefix if waits else None)
         return waits
 
@@ -136,6 +138,8 @@ class Scheduler:
         if prefix is not None and prefix.ready:
             self.memory.adopt(prefix, request.context, version=self.version)
             self.stats.shared_tokens += prefix.length
+            if request.context.furthest:
+                self.stats.recovered_tokens += prefix.length
 
     @staticmethod
     def _fresh(context: Context) -> bool:

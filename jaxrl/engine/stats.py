@@ -11,6 +11,7 @@ class EngineStats:
     prefilled_tokens: int = 0  # run through the model by prefill
     recomputed_tokens: int = 0  # of those, computed before and dropped meanwhile
     shared_tokens: int = 0  # taken over from a prefix that another request had made
+    recovered_tokens: int = 0  # of those, computed before by the session itself and dropped meanwhile
     sampled_tokens: int = 0
     prefill_dispatches: int = 0
     decode_dispatches: int = 0

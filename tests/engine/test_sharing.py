@@ -53,6 +53,18 @@ def test_prompts_that_part_behind_a_common_text_share_its_whole_chunks(engine):
     assert prefilled(engine, work) == 32 + 5 * (48 - 32)
 
 
+def test_groups_with_a_common_text_prefill_the_text_once_and_each_prompt_once(engine):
+    common = ids(0, 40)
+
+    async def work(engine):
+        sessions = [(engine.open_session(), group, i) for group in range(4) for i in range(4)]
+        await asyncio.gather(
+            *(ask(s, common + ids(10 + g, 9), task=f"g{g}", sample=i) for s, g, i in sessions)
+        )
+
+    assert prefilled(engine, work) == 32 + 4 * (48 - 32)
+
+
 def test_common_beginnings_are_learned_from_prompts_that_come_one_by_one(engine):
     common = ids(0, 40)
 
