@@ -2,7 +2,11 @@
 
 import asyncio
 import random
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -129,3 +133,13 @@ def test_what_the_host_keeps_comes_back_bit_for_bit_after_a_restart(engine):
     assert session.tokens == (*tokens, 9, *out.tokens)
     session.close()
     assert nothing_leaked(engine)
+
+
+def test_the_example_of_the_readme_runs():
+    root = Path(__file__).parent.parent.parent
+    (example,) = re.findall(r"```python\n(.*?)```", (root / "jaxrl/engine/README.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=root, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith(("length", "stop"))
