@@ -71,8 +71,12 @@ def sample(
     )
     noisy_BV = scaled_BV + jnp.where(greedy_B[:, None], 0.0, noise_BV)
     token_B = _first_largest(noisy_BV)
-    logprob_B = jnp.where(greedy_B, 0.0, _gather_log_softmax(scaled_BV, token_B))
-    return Sampled(token_B, logprob_B, _gather_log_softmax(logits_BV, token_B), *_most_likely(logits_BV, top))
+    logprob_B = jnp.where(greedy_B, 0.0, _gather(scaled_BV, token_B) - _log_total(scaled_BV))
+    total_B = _log_total(logits_BV)
+    likely_BW, token_BW = _most_likely(logits_BV, top)
+    return Sampled(
+        token_B, logprob_B, _gather(logits_BV, token_B) - total_B, token_BW, likely_BW - total_B[:, None]
+    )
 
 
 def _first_largest(x_BV: Array) -> Array:
@@ -87,16 +91,19 @@ def _first_largest(x_BV: Array) -> Array:
 
 def _most_likely(logits_BV: Array, top: int) -> tuple[Array, Array]:
     if top == 0:
-        return jnp.zeros((logits_BV.shape[0], 0), jnp.int32), jnp.zeros(
-            (logits_BV.shape[0], 0), logits_BV.dtype
-        )
-    logit_BW, token_BW = jax.lax.top_k(logits_BV, top)
-    return token_BW, logit_BW - jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
+        none = (logits_BV.shape[0], 0)
+        return jnp.zeros(none, logits_BV.dtype), jnp.zeros(none, jnp.int32)
+    return jax.lax.top_k(logits_BV, top)
 
 
-def _gather_log_softmax(logits_BV: Array, token_B: Array) -> Array:
-    chosen_B = jnp.take_along_axis(logits_BV, token_B[:, None], axis=-1)[:, 0]
-    return chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
+def _gather(logits_BV: Array, token_B: Array) -> Array:
+    return jnp.take_along_axis(logits_BV, token_B[:, None], axis=-1)[:, 0]
+
+
+def _log_total(logits_BV: Array) -> Array:
+    """log sum exp; the largest logit of a row is finite, or the row is broken anyway."""
+    largest_B = logits_BV.max(-1)
+    return largest_B + jnp.log(jnp.exp(logits_BV - largest_B[:, None]).sum(-1))
 
 
 def _restricted(params: SamplingParams) -> Bool[Array, ""]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.model.linear import project
+from jaxrl.model.linear import project, unfused
 from jaxrl.model.norms import gated_rms_norm, l2_norm
 from jaxrl.model.params import accumulation_dtype, create, gdn_weights
 from jaxrl.model.spec import ModelSpec
@@ -90,11 +90,13 @@ class GatedDeltaNet(nnx.Module):
             segment_ids_BT=segment_ids_BT,
             initial_state_BNHJ=None if cache is None else cache.state_BNHJ,
         )
-        z_BTNJ = project(x_BTD, self.z[...]).reshape(o_BTNJ.shape)
+        # Two products with all between them in one fusion are slower on CPU than one after the other.
+        z_BTNJ = unfused(project(x_BTD, self.z[...])).reshape(o_BTNJ.shape)
         o_BTNJ = gated_rms_norm(
             o_BTNJ.astype(x_BTD.dtype), self.norm[...], gate_H=z_BTNJ, eps=self.spec.norm_eps
         )
-        return project(o_BTNJ.reshape(*x_BTD.shape[:2], -1), self.out[...]), GdnCache(taps_BXD, state_BNHJ)
+        y_BTD = project(unfused(o_BTNJ).reshape(*x_BTD.shape[:2], -1), self.out[...])
+        return y_BTD, GdnCache(taps_BXD, state_BNHJ)
 
     def _heads(self, mixed_BTD: Array) -> tuple[Array, Array, Array]:
         spec, (B, T, _) = self.spec, mixed_BTD.shape

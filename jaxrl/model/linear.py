@@ -4,6 +4,11 @@ import jax
 from jax import Array, lax
 
 
+def unfused(x: Array) -> Array:
+    """x, which XLA's CPU compiler is to compute by itself and not within what uses it."""
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
+
+
 @jax.custom_vjp
 def project(x_BD: Array, weight_DF: Array) -> Array:
     """x [..., D] @ weight [D, F].
@@ -21,7 +26,7 @@ def _forward(x_BD: Array, weight_DF: Array) -> tuple[Array, tuple[Array, Array]]
 
 def _backward(saved: tuple[Array, Array], dy_BF: Array) -> tuple[Array, Array]:
     x_BD, weight_DF = saved
-    dy_BF = lax.platform_dependent(dy_BF, cpu=lax.optimization_barrier, default=lambda dy: dy)
+    dy_BF = unfused(dy_BF)
     x_TD, dy_TF = (each.reshape(-1, each.shape[-1]) for each in (x_BD, dy_BF))
     dx_BD = lax.dot_general(dy_BF, weight_DF, (((dy_BF.ndim - 1,), (1,)), ((), ())))
     return dx_BD, lax.dot_general(x_TD, dy_TF, (((0,), (0,)), ((), ())))

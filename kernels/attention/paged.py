@@ -75,14 +75,21 @@ def _by_length(run, per_block: int, q_BTNH: Array, pools: _Pair, rows: _Rows) ->
 
 
 def _copy_pages(pools: _Pair, ids_R: Array, exists_RS: Array, block: _Pair) -> _Pair:
-    """Page by page into the block that is there: a gather on CPU goes element by element."""
+    """Page by page into the block that is there: a gather on CPU goes element by element.
+
+    Pages have one axis here (values two, for the mask), or the copies would be loops over small axes.
+    """
+    S = exists_RS.shape[1]
+    k_PX, v_PSX = pools.k.reshape(pools.k.shape[0], -1), pools.v.reshape(pools.v.shape[0], S, -1)
 
     def body(r: Array, block: _Pair) -> _Pair:
-        k_SKH, v_SKH = (lax.dynamic_index_in_dim(pool, ids_R[r], keepdims=False) for pool in pools)
-        pages = k_SKH, jnp.where(exists_RS[r][:, None, None], v_SKH, 0)
+        k_X, v_SX = (lax.dynamic_index_in_dim(pool, ids_R[r], keepdims=False) for pool in (k_PX, v_PSX))
+        pages = k_X, jnp.where(exists_RS[r][:, None], v_SX, 0)
         return _Pair(*map(partial(lax.dynamic_update_index_in_dim, index=r, axis=0), block, pages))
 
-    return lax.fori_loop(0, ids_R.shape[0], body, block)
+    flat = _Pair(block.k.reshape(block.k.shape[0], -1), block.v.reshape(block.v.shape[0], S, -1))
+    flat = lax.fori_loop(0, ids_R.shape[0], body, flat)
+    return _Pair(flat.k.reshape(block.k.shape), flat.v.reshape(block.v.shape))
 
 
 def _gather_pages(pools: _Pair, ids_R: Array, exists_RS: Array, block: _Pair) -> _Pair:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from steps_host import SIZES, SPECS, Host, host_copy, make, of_slot, prompt, random_cache
 
@@ -109,6 +109,7 @@ job = st.tuples(st.integers(1, 35), st.integers(1, 20), st.integers(1, 9))
 
 
 @settings(max_examples=8)
+@example([(1, 1, 1), (1, 1, 1), (1, 5, 1), (1, 1, 2)], [0, 1, 2, 3], 3)  # last rows of a prefill
 @given(st.lists(job, min_size=4, max_size=4), st.permutations(range(4)), st.integers(0, 99))
 def test_company_slot_and_pages_change_no_bit(steps, jobs, order, seed):
     crowd = converse(steps, jobs)
