@@ -21,6 +21,7 @@ class Channel:
         self._pending: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
         self._fds: list[int] = []  # received, their answers still incomplete
         self._sending = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None  # what a sender waits for while the socket is full
         self._loop.add_reader(self._socket, self._receive)
 
     async def call(
@@ -38,6 +39,8 @@ class Channel:
             reply, data = await answer
         finally:
             self._pending.pop(identity, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # closed before it was awaited: nobody else asks for it
         if "error" in reply:
             raise OSError(reply["errno"], reply["error"]) if reply["errno"] else SandboxError(reply["error"])
         return reply, data
@@ -46,7 +49,9 @@ class Channel:
         """Closes the socket; pending calls fail with `reason`. Idempotent."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
             self._socket.close()
+            self._wake()
             for fd in self._fds:
                 os.close(fd)
         for future in self._pending.values():
@@ -62,6 +67,7 @@ class Channel:
             await asyncio.shield(sending)
         except asyncio.CancelledError:
             await asyncio.wait([sending])
+            sending.exception()  # the caller is gone, so that nobody else asks for it
             raise
 
     async def _send_whole(self, frame: bytes, fds: Sequence[int]) -> None:
@@ -69,9 +75,28 @@ class Channel:
             if fds:
                 await self._send_fds(frame[:1], fds)
                 frame = frame[1:]
-            await self._loop.sock_sendall(self._socket, frame)
+            view = memoryview(frame)
+            while view:
+                try:
+                    view = view[self._socket.send(view) :]
+                except BlockingIOError:
+                    await self._writable()
         except OSError as error:
             raise SandboxError(f"the sandbox keeper is gone: {error}") from error
+
+    async def _writable(self) -> None:
+        """Until the socket takes more, or is closed (the loop's own senders would not hear of that)."""
+        self._room = self._loop.create_future()
+        self._loop.add_writer(self._socket, self._wake)
+        try:
+            await self._room
+        finally:
+            if self._socket.fileno() >= 0:
+                self._loop.remove_writer(self._socket)
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
 
     async def _send_fds(self, data: bytes, fds: Sequence[int]) -> None:
         while True:
