@@ -41,3 +41,20 @@ class VerdictCache:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+class Cached:
+    """What graders with a cache have in common."""
+
+    def __init__(self) -> None:
+        self._cache = VerdictCache()
+
+    @property
+    def hits(self) -> int:
+        """Gradings that the cache answered."""
+        return self._cache.hits
+
+    @property
+    def misses(self) -> int:
+        """Gradings that ran."""
+        return self._cache.misses

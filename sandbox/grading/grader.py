@@ -6,7 +6,7 @@ import secrets
 import time
 
 from sandbox.base import Diff, SandboxError
-from sandbox.grading.cache import VerdictCache
+from sandbox.grading.cache import Cached
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, apply, digest
 from sandbox.grading.verdict import Question, Verdict, judge, questions
 from sandbox.grading.worker import GraderWorker
@@ -16,29 +16,19 @@ from sandbox.tasks.schema import HiddenTests, TaskSpec
 _ATTEMPTS = _CHECKS = 2
 
 
-class Grader:
+class Grader(Cached):
     """A few grader sandboxes and a cache of verdicts by (task, diff)."""
 
     def __init__(self, *, graders: int = 2, provider: NamespaceProvider | None = None) -> None:
         if graders < 1:
             raise ValueError(f"expected at least one grader, got {graders}")
-        self._cache = VerdictCache()
+        super().__init__()
         self._owned = provider is None
         self._provider = provider or NamespaceProvider()
         self._workers = [GraderWorker(self._provider) for _ in range(graders)]
         self._idle: asyncio.LifoQueue[GraderWorker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
-
-    @property
-    def hits(self) -> int:
-        """Gradings that the cache answered."""
-        return self._cache.hits
-
-    @property
-    def misses(self) -> int:
-        """Gradings that ran."""
-        return self._cache.misses
 
     async def start(self) -> None:
         """Starts the grader sandboxes. Raises `SandboxError`."""

@@ -5,7 +5,7 @@ import dataclasses
 import time
 
 from sandbox.base import Diff, Limits, SandboxError, SandboxProvider
-from sandbox.grading.cache import VerdictCache
+from sandbox.grading.cache import Cached
 from sandbox.grading.patch import BadPatchError, SuspiciousPatchError, digest
 from sandbox.grading.suite_judge import Finding
 from sandbox.grading.suite_patch import Patch, select
@@ -17,7 +17,7 @@ from sandbox.tasks.schema import SuiteTests, TaskSpec
 LIMITS = Limits(memory=2 << 30, pids=256, disk=256 << 20, output=32 << 20)
 
 
-class SuiteGrader:
+class SuiteGrader(Cached):
     """Verdicts on project tasks, with a cache by (task, diff).
 
     At most `at_once` gradings run at a time, so that one does not take another's time; the others wait.
@@ -29,19 +29,9 @@ class SuiteGrader:
             raise ValueError(f"expected at_once of 1 or more, got {at_once}")
         self._provider, self._limits = provider, limits
         self._room = asyncio.Semaphore(at_once)
-        self._cache = VerdictCache()
+        super().__init__()
         self._trials: dict[str, Trial] = {}
         self._unfit: dict[str, set[str]] = {}  # node ids whose falsified form passes with the known fix
-
-    @property
-    def hits(self) -> int:
-        """Gradings that the cache answered."""
-        return self._cache.hits
-
-    @property
-    def misses(self) -> int:
-        """Gradings that ran."""
-        return self._cache.misses
 
     async def close(self) -> None:
         """Cancels the gradings that still run."""

@@ -1,13 +1,12 @@
 """Runs test files of a project in one sandbox, with some of its files changed for the run."""
 
-import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from sandbox.base import Image, Limits, SandboxError
+from sandbox.base import Image, Limits
+from sandbox.dialogue import Dialogue
 from sandbox.namespace import Launched, NamespaceProvider
 
 LIMITS = Limits(memory=1 << 30, pids=64, disk=256 << 20, wall=7200.0)
@@ -54,8 +53,9 @@ class Prober:
 
     def __init__(self, provider: NamespaceProvider, image: Image) -> None:
         self._provider, self._image = provider, image
-        self._launched: Launched | None = None
-        self._buffer = bytearray()
+        self._program = Dialogue(
+            self._launch, name="the tests' sandbox", longest=_MAX_ANSWER, patience=_START_TIMEOUT
+        )
 
     async def run(
         self,
@@ -68,10 +68,8 @@ class Prober:
         """Runs each file of `tests` for at most `timeout` seconds. Raises `SandboxError`."""
         request = {"tests": list(tests), "files": dict(files), "timeout": timeout, "trace": list(trace)}
         try:
-            await self._start()
-            assert self._launched is not None
-            await self._launched.pipes.write(json.dumps(request).encode() + b"\n")
-            answer = await self._receive(timeout * len(tests) + _GRACE)
+            await self._program.start()
+            answer = await self._program.ask(request, timeout * len(tests) + _GRACE)
         except BaseException:
             await self.close()
             raise
@@ -79,39 +77,12 @@ class Prober:
 
     async def close(self) -> None:
         """Ends the sandbox; the next run starts a fresh one."""
-        launched, self._launched = self._launched, None
-        self._buffer.clear()
-        if launched is not None:
-            try:
-                await asyncio.shield(asyncio.ensure_future(launched.destroy()))
-            finally:
-                launched.pipes.close()
+        await self._program.close()
 
-    async def _start(self) -> None:
-        if self._launched is None:
-            source = resources.files("sandbox.tasks.probe").joinpath("script.py").read_text()
-            program = [self._image.python or self._provider.python.executable, "-I", "-c", source]
-            self._launched = await self._provider.launch(program, LIMITS, scratch=True, image=self._image)
-            await self._receive(_START_TIMEOUT)
-
-    async def _receive(self, timeout: float) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(timeout):
-                return json.loads(await self._line())
-        except (TimeoutError, ValueError) as error:
-            raise SandboxError(f"the tests' sandbox gave no answer: {error!r}") from error
-
-    async def _line(self) -> bytes:
-        assert self._launched is not None
-        while b"\n" not in self._buffer:
-            chunk = await self._launched.pipes.read()
-            self._buffer += chunk
-            if not chunk or len(self._buffer) > _MAX_ANSWER:
-                said = bytes(self._buffer[-500:]).decode(errors="replace")
-                raise SandboxError(f"the tests' sandbox ended: {said}")
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest)
-        return line
+    async def _launch(self) -> Launched:
+        source = resources.files("sandbox.tasks.probe").joinpath("script.py").read_text()
+        program = [self._image.python or self._provider.python.executable, "-I", "-c", source]
+        return await self._provider.launch(program, LIMITS, scratch=True, image=self._image)
 
 
 def _file_run(answer: Mapping[str, Any]) -> FileRun:
