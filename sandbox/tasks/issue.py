@@ -1,20 +1,24 @@
 """Issue texts made from behaviour: what was tried, what came, and what the tried things are for.
 
-Nothing of the cause enters: not the file, the line, the change, nor the names of tests.
+Nothing of the cause enters: not the file, the line, the change, nor the names of tests. Nor does what the
+tests compare with (`answers.py`).
 """
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
+from sandbox.tasks.answers import Told, without_answers, wrong_value
 from sandbox.tasks.probe.client import Reason
 
 Change = tuple[str, bytes | None, bytes | None]  # path, content before and after
 
 _SHOWN = 3  # failures
 _TELLING = 20  # characters of a line without white space; shorter ones are in every source
-_MAX_STATEMENT, _MAX_MESSAGE, _MAX_PURPOSES = 800, 400, 4
+_MAX_STATEMENT, _MAX_MESSAGE, _MAX_VALUE, _MAX_PURPOSES = 800, 400, 200, 4
+_THERE = "\n# and there:\n"  # as probe/script.py joins the statements of a test and of its helper
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _VOLATILE = (
     (re.compile(r"0x[0-9a-fA-F]{6,}"), "0x..."),
     (re.compile(r"/tmp/[\w./-]+"), "/tmp/..."),
@@ -28,7 +32,7 @@ def write_issue(name: str, reasons: Mapping[str, Reason], purposes: Mapping[str,
     shown = _distinct(reasons)
     parts = [
         f"Something in `{name}` does not behave as it should.",
-        "What was tried, and what happened instead of success:",
+        "What was tried, and what happened instead of success (`...` is put in place of what is right):",
         *(_failure(number, reason) for number, reason in enumerate(shown, 1)),
     ]
     if len(reasons) > len(shown):
@@ -102,12 +106,37 @@ def _distinct(reasons: Mapping[str, Reason]) -> list[Reason]:
 
 
 def _failure(number: int, reason: Reason) -> str:
-    statement = _short(reason.statement.rstrip(), _MAX_STATEMENT)
-    message = _short(reason.message.strip(), _MAX_MESSAGE)
-    verb = "The last statement fails" if reason.asserted else f"The last statement raises {reason.type}"
-    given = ", ".join(f"`{name} = {text}`" for name, text in reason.arguments.items())
+    parts = [_told(part, reason) for part in reason.statement.split(_THERE)]
+    statement = _short(_THERE.join(part.statement for part in parts), _MAX_STATEMENT)
+    names, texts = ({each for part in parts for each in getattr(part, kind)} for kind in ("names", "texts"))
+    given = ", ".join(f"`{name} = {text}`" for name, text in reason.arguments.items() if name not in names)
     where = f" (with {given})" if given else ""
-    return f"{number}. {verb}{where}:\n\n```python\n{statement}\n```\n\n```\n{message}\n```"
+    what = _happened(reason, parts[-1], texts)
+    return f"{number}. The last statement{where} {what}:\n\n```python\n{statement}\n```"
+
+
+def _told(statement: str, reason: Reason) -> Told:
+    """Without what is right; of what cannot be read, only the names that are called."""
+    told = without_answers(statement.rstrip(), reason.arguments)
+    called = dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*(?=\()", statement))
+    return told or Told("\n".join(f"{name}(...)" for name in called))
+
+
+def _happened(reason: Reason, last: Told, texts: Set[str]) -> str:
+    """What came of the last statement: a wrong value, none, or an exception with words of its own."""
+    message = _COLOUR.sub("", reason.message.strip())
+    if "DID NOT RAISE" in message or message.endswith(" not raised"):
+        return "does not raise what it should"
+    if reason.type not in ("AssertionError", "Failed"):
+        words = _short(message.removeprefix(f"{reason.type}: "), _MAX_MESSAGE)
+        tells = any(text in words for text in texts)
+        return f"raises `{reason.type}`" + ("" if tells or not words else f" ({words})")
+    if (value := wrong_value(last, message)) is None:
+        return "does not hold"
+    wrong, kind = value
+    right = f" (of type `{kind}`)" if kind else ""
+    given = _short(wrong, _MAX_VALUE)
+    return f"does not hold: there is `{given}` where another value is right{right}"
 
 
 def _short(text: str, limit: int) -> str:
