@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from sandbox.images import intact
+
 _READ, _ENTER = 0o444, 0o111
 
 
@@ -43,13 +45,16 @@ def _unwritable(folder: Path, error: OSError) -> ImageBuildError:
     )
 
 
-def built(place: Path, build: Callable[[Path], None]) -> Path:
+def built(place: Path, build: Callable[[Path], None], *, recorded: bool = False) -> Path:
     """`place`, made by `build` in a folder beside it unless it exists; others see it only when whole.
 
-    Every file of it becomes readable by all and writable by none but its owner. Raises `ImageBuildError`
-    if the folder around it cannot be written, and what `build` raises.
+    Every file of it becomes readable by all and writable by none but its owner. With `recorded` its digest
+    is kept beside it, and one that was changed since is refused. Raises `ImageBuildError` for that, or if
+    the folder around it cannot be written, and what `build` raises.
     """
     if place.exists():
+        if recorded and (problem := intact.damage(place)):
+            raise ImageBuildError(f"{place}: {problem}; delete this folder, and it is made anew")
         return place
     _made(place.parent)
     try:
@@ -59,6 +64,8 @@ def built(place: Path, build: Callable[[Path], None]) -> Path:
     try:
         build(making)
         _open_to_all(making)
+        if recorded:
+            intact.write_record(making, place)
         _publish(making, place)
     finally:
         shutil.rmtree(making, ignore_errors=True)

@@ -32,7 +32,9 @@ def unpack(image: Path) -> Path:
             file.seek(0)
             address = hashlib.file_digest(file, "sha256").hexdigest()[:20]
     except OSError as error:
-        raise ImageBuildError(f"{image}: expected a squashfs or SIF file: {error}") from error
+        raise ImageBuildError(
+            f"{image}: expected a squashfs or SIF file: {error.strerror or error}"
+        ) from error
     if magic != _MAGIC:
         raise ImageBuildError(f"{image}: expected a squashfs at byte {offset}, got {magic!r}")
 

@@ -15,7 +15,7 @@ from sandbox.tasks.schema import SuiteTests, TaskSpec
 from sandbox.tasks.support import support_files
 from sandbox.tasks.taskset import TaskSet
 
-_FORMAT = "1"  # of repositories: part of their address
+_FORMAT = "2"  # of repositories: part of their address
 _SLOWER = 20.0  # times what the hidden tests took when they were chosen
 
 
@@ -162,7 +162,10 @@ def _repository(recipe: Recipe, tree: Path, broken: Mapping[str, bytes | None]) 
         cache_directory("repositories")
         / f"{recipe.instance_id}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
     )
-    return built(place, lambda top: make_repository(top, tree, changes=broken, without=recipe.tests))
+    without = recipe.tests
+    return built(
+        place, lambda top: make_repository(top, tree, changes=broken, without=without), recorded=True
+    )
 
 
 def _read(tree: Path, path: str, recipe: Recipe) -> bytes:

@@ -14,6 +14,9 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
+_LONGEST = 80  # letters of a wrong value in an error
+
+
 class CatalogError(ValueError):
     """A file of definitions is not as expected: names file, key, what was expected and got."""
 
@@ -74,7 +77,7 @@ def load_catalog(path: Path) -> Mapping[str, Project]:
     try:
         rows = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CatalogError(f"{path}: expected a YAML list of projects: {error}") from error
+        raise CatalogError(f"{path}: expected a YAML list of projects: {reason(error)}") from error
     if not isinstance(rows, list):
         raise CatalogError(f"{path}: expected a list of projects, got {type(rows).__name__}")
     projects = [parse(Project, row, f"{path}, project {number}") for number, row in enumerate(rows, 1)]
@@ -93,7 +96,20 @@ def parse[Row: BaseModel](kind: type[Row], row: Any, place: str) -> Row:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the row"
-        raise CatalogError(f"{place}: {key}: {first['msg']}, got {first['input']!r:.200}") from error
+        # Of a missing key, the input is the whole row.
+        got = "" if first["type"] == "missing" else f", got {_brief(first['input'])}"
+        raise CatalogError(f"{place}: {key}: {first['msg'].removeprefix('Value error, ')}{got}") from error
+
+
+def reason(error: Exception) -> str:
+    """What an error says in one line, without the path that an `OSError` repeats."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(said.split())
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _matching(tree: Path, patterns: Sequence[str], without: Sequence[str]) -> list[str]:

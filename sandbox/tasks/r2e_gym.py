@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.base import Image
+from sandbox.tasks.catalog import reason
 from sandbox.tasks.r2e_tests import node_ids
 from sandbox.tasks.schema import SuiteTests, TaskSpec
 
@@ -187,7 +188,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 yield number, offset, line
                 offset += len(line)
     except OSError as error:
-        raise RowsError(f"{path}: expected the benchmark's JSONL file: {error}") from error
+        raise RowsError(f"{path}: expected the benchmark's JSONL file: {reason(error)}") from error
 
 
 def _json(text: str | bytes) -> object:

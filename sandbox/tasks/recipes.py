@@ -6,11 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from sandbox.tasks.catalog import CatalogError, Sha256, Text, parse
+from sandbox.tasks.catalog import CatalogError, Sha256, Text, parse, reason
+from sandbox.tasks.mutation.sites import OPERATORS
 
 Paths = Annotated[list[Text], Field(min_length=1)]
+
+
+def _known_operator(name: str) -> str:
+    if name not in OPERATORS:
+        raise ValueError(f"expected one of {', '.join(OPERATORS)}")
+    return name
 
 
 class _Recipe(BaseModel):
@@ -31,7 +38,7 @@ class MutationRecipe(_Recipe):
 
     kind: Literal["mutation"] = "mutation"
     path: Text
-    operator: Text
+    operator: Annotated[str, AfterValidator(_known_operator)]
     start: int
     end: int
     replacement: str
@@ -46,6 +53,13 @@ class ReleaseRecipe(_Recipe):
     fixed: Text  # key in the catalogue
     code: Paths
     pass_to_pass: list[Text]
+
+
+class _Suite(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    project: Text
+    files: dict[Text, list[Text]]
 
 
 Recipe = MutationRecipe | ReleaseRecipe
@@ -86,10 +100,8 @@ def load_suites(path: Path) -> dict[str, dict[str, list[str]]]:
     """Stable node ids by project and test file; empty if there is no such file. Raises `CatalogError`."""
     if not path.exists():
         return {}
-    try:
-        return {row["project"]: row["files"] for _, row in _rows(path)}
-    except (KeyError, TypeError) as error:
-        raise CatalogError(f"{path}: expected rows with project and files: {error!r}") from error
+    rows = [parse(_Suite, row, f"{path}, line {number}") for number, row in _rows(path)]
+    return {row.project: row.files for row in rows}
 
 
 def save_suites(path: Path, suites: Suites) -> None:
@@ -105,11 +117,14 @@ def sha256(data: bytes) -> str:
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                yield number, json.loads(line)
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise CatalogError(f"{path}: expected one JSON object a line: {error}") from error
+        raise CatalogError(f"{path}: expected a JSONL file: {reason(error)}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise CatalogError(f"{path}, line {number}: expected a JSON object: {error}") from error
 
 
 def _replace(path: Path, text: str) -> None:

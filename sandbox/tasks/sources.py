@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from sandbox.images.cache import built, cache_directory
 from sandbox.images.environment import pip
 
-_FORMAT = "1"  # of what is unpacked: part of its address
+_FORMAT = "2"  # of what is unpacked: part of its address
 _LEFT_OUT = re.compile(
     r"(^|/)(\.git|\.hg|\.svn|__pycache__|\.pytest_cache|\.tox|[^/]+\.egg-info|[^/]+\.dist-info)(/|$)"
     r"|\.(orig|rej|pyc|pyo|so|pyd)$|^(build|dist)/|^PKG-INFO$"
@@ -40,7 +40,7 @@ def source_tree(release: Release, *, metadata: str | None = None) -> Path:
     installed from there. Raises `SourceError`.
     """
     place = cache_directory("sources") / f"{release.name}-{release.version}-{_address(release, metadata)}"
-    return built(place, lambda top: _unpack(release, top, metadata))
+    return built(place, lambda top: _unpack(release, top, metadata), recorded=True)
 
 
 def _address(release: Release, metadata: str | None) -> str:

@@ -40,11 +40,16 @@ def load_report(path: Path) -> dict[str, Proof]:
     """Proofs by instance id, the last of each; empty without a file. Raises `CatalogError`."""
     if not path.exists():
         return {}
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        return {row["instance_id"]: Proof(**row) for row in rows}
-    except (ValueError, TypeError, KeyError) as error:
-        raise CatalogError(f"{path}: expected a report of validations: {error!r}; delete it") from error
+    proofs: dict[str, Proof] = {}
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        try:
+            proof = Proof(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise CatalogError(
+                f"{path}, line {number}: expected a proof as `validate` writes it; delete the line"
+            ) from error
+        proofs[proof.instance_id] = proof
+    return proofs
 
 
 async def validate(

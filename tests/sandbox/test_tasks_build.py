@@ -1,6 +1,5 @@
 """From definitions to tasks: sources, repositories, hidden suites, errors. Nothing is fetched."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from sandbox.images.cache import built, cache_directory
 from sandbox.images.environment import ImageBuildError, build_environment
 from sandbox.tasks.__main__ import main
 from sandbox.tasks.build import Definitions
-from sandbox.tasks.catalog import CatalogError, load_catalog
+from sandbox.tasks.catalog import CatalogError
 from sandbox.tasks.recipes import (
     MutationRecipe,
     ReleaseRecipe,
@@ -184,46 +183,6 @@ def test_recipes_survive_being_saved(tmp_path: Path) -> None:
     save_suites(tmp_path / "suites.jsonl", {"b": {"t": ["1"]}, "a": {}})
     assert load_suites(tmp_path / "suites.jsonl") == {"a": {}, "b": {"t": ["1"]}}
     assert sorted(each.name for each in tmp_path.iterdir()) == ["recipes.jsonl", "suites.jsonl"]
-
-
-def test_faults_of_recipe_files_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "recipes.jsonl"
-    row = mutation().model_dump()
-    for rows, message in (
-        ([{**row, "kind": "other"}], "recipes.jsonl, line 1: kind: expected one of mutation, release_diff"),
-        ([row, {**row, "start": "x"}], "line 2: start: .*got 'x'"),
-        ([row, row], "line 2: instance_id: counts-1.0__one came before"),
-        ([{**row, "extra": 1}], "line 1: extra: "),
-        ([{**row, "tests": []}], "line 1: tests: "),
-        ([7], "line 1: kind: "),
-    ):
-        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-        with pytest.raises(CatalogError, match=message):
-            load_recipes(path)
-    path.write_text("{\n")
-    with pytest.raises(CatalogError, match="expected one JSON object a line"):
-        load_recipes(path)
-    with pytest.raises(
-        CatalogError, match=r"expected mutation.jsonl or release_diff.jsonl; there is neither"
-    ):
-        Definitions(tmp_path).recipes()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name: x\n", "expected a list of projects, got dict"),
-        ("- [\n", "expected a YAML list"),
-        (catalogue("a" * 64) * 2, "counts-1.0 is listed twice"),
-        (catalogue("a" * 63), "project 1: sha256: "),
-        (catalogue("a" * 64).replace("licence: MIT", "license: MIT"), "project 1: licen[cs]e: "),
-    ],
-)
-def test_faults_of_the_catalogue_are_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "projects.yaml"
-    path.write_text(text)
-    with pytest.raises(CatalogError, match=message):
-        load_catalog(path)
 
 
 def test_an_archive_of_another_hash_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
