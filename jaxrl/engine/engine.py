@@ -65,6 +65,7 @@ class Engine:
         self.steps = steps or Steps(model, sizes)
         if self.steps.sizes != sizes:
             raise EngineError(f"steps: expected the sizes of these options, {sizes}; got {self.steps.sizes}")
+        self.steps.params = None  # those in use are the device's; the first ones would outlive every swap
         self.stats = EngineStats()
         self._costs = Costs() if options.eviction == "measured" else None
         self._device = Device(self.steps, nnx.state(model), costs=self._costs)

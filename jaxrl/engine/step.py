@@ -62,7 +62,8 @@ class Steps(Moves):
 
     def __init__(self, model: Transformer, sizes: Sizes):
         super().__init__(model.spec, sizes)
-        self.graphdef, self.params = nnx.split(model)
+        self.graphdef, params = nnx.split(model)
+        self.params: Params = params
         self._prefill = self.compiled(self._prefill_fn, donate_argnums=1)
         self._generate = self.compiled(self._generate_fn, donate_argnums=1)
 

@@ -1,14 +1,16 @@
 """Swapping weights: which version made a token, and what of the old ones is used again."""
 
 import asyncio
+import gc
+import weakref
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl.engine.engine import EngineError
-from tests.engine.conftest import ask, run
+from jaxrl.engine.engine import Engine, EngineError
+from tests.engine.conftest import OPTIONS, ask, run
 from tests.engine.oracle import forward_logits, log_softmax
 
 PROMPT = list(range(6, 40))
@@ -147,6 +149,19 @@ def test_weights_are_set_at_once_only_when_nothing_is_held(engine):
 
     old, new = run(engine, work)
     assert new == {old + 1}
+
+
+def test_weights_that_were_swapped_out_are_let_go(model):
+    engine = Engine(model, OPTIONS)
+    engine.set_weights(jax.tree.map(lambda leaf: leaf * 1, engine.params), version=1)
+    first = weakref.ref(engine.params["norm"][...])
+    assert first() is not None
+    engine.set_weights(jax.tree.map(lambda leaf: leaf * 1, engine.params), version=2)
+    gc.collect()
+    assert first() is None
+    own = {id(leaf) for leaf in jax.tree.leaves(nnx.state(model))}
+    reached = {id(leaf) for leaf in jax.tree.leaves([engine.params, engine.steps.params])}
+    assert not own & reached
 
 
 def test_pause_loses_nothing_and_resume_goes_on(engine):
