@@ -4,11 +4,12 @@ PY := .venv/bin/python
 UV := .uv/bin/uv
 READY := .venv/ready.json
 NOJAX := .cache/nojax
+JETSTREAM := .cache/jetstream
 HF := .cache/hf
 ARGS ?=
 
-.PHONY: help setup train test test-slow test-nojax test-engines parity bench-model lint starting-checkpoint \
-	validate-tasks bench bench-engine bench-sandbox lock clean
+.PHONY: help setup train test test-slow test-nojax test-engines jetstream parity bench-model lint \
+	starting-checkpoint validate-tasks bench bench-engine bench-sandbox lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -32,6 +33,12 @@ test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment
 
 $(NOJAX)/ready.json: $(READY) requirements/nojax.txt
 	$(PYTHON3) tools/bootstrap.py --environment $(NOJAX) --requirements requirements/nojax.txt
+
+jetstream: $(JETSTREAM)/ready.json  ## JetStream's orchestrator drives the engine, in an environment of its own
+	$(JETSTREAM)/bin/python -m pytest -p no:cacheprovider tests/engine/test_jetstream.py $(ARGS)
+
+$(JETSTREAM)/ready.json: requirements/uv.txt requirements/jetstream.txt pyproject.toml tools/bootstrap.py
+	$(PYTHON3) tools/bootstrap.py --environment $(JETSTREAM) --requirements requirements/jetstream.txt
 
 test-engines: $(READY)  ## sandboxes in dockerd and podman, which this starts on roots of their own (root)
 	$(PY) tools/container_engines.py -- $(PY) -m pytest tests/sandbox/test_conformance_engines.py \

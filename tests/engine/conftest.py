@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from flax import nnx
@@ -11,6 +12,9 @@ from jaxrl.contracts import Generation, SampleKey, Sampling
 from jaxrl.engine.engine import Engine, EngineOptions, EngineSession
 from jaxrl.model.presets import PRESETS
 from jaxrl.model.transformer import Transformer
+
+# JetStream has an environment of its own: `make jetstream` runs the tests that drive it there.
+collect_ignore = [] if find_spec("jetstream") else ["test_jetstream.py"]
 
 OPTIONS = EngineOptions(
     slots=6,
