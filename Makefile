@@ -8,7 +8,7 @@ JETSTREAM := .cache/jetstream
 HF := .cache/hf
 ARGS ?=
 
-.PHONY: help setup train test test-slow test-nojax test-engines jetstream parity bench-model lint \
+.PHONY: help setup train test test-slow test-nojax test-engines jetstream parity parity-generate bench-model lint \
 	starting-checkpoint validate-tasks bench bench-engine bench-sandbox lock clean
 
 help:  ## this list
@@ -46,6 +46,9 @@ test-engines: $(READY)  ## sandboxes in dockerd and podman, which this starts on
 
 parity: $(READY) $(HF)/ready  ## the model against Hugging Face on new random weights
 	$(PY) tools/parity.py --hf-python $(HF)/bin/python $(ARGS)
+
+parity-generate: $(READY) $(HF)/ready  ## greedy tokens against Hugging Face generate: 3 minutes
+	$(PY) tools/parity_generate.py --hf-python $(HF)/bin/python $(ARGS)
 
 bench-model: $(READY) $(HF)/ready  ## the model and the gated delta rule against Hugging Face, about 5 minutes
 	$(PY) tools/bench_model.py --hf-python $(HF)/bin/python $(ARGS)
