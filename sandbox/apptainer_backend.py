@@ -49,7 +49,7 @@ class ApptainerSandbox(HeldSandbox):
     """One sandbox; made by `ApptainerProvider.create`."""
 
     def __init__(self, provider: "ApptainerProvider", limits: Limits, image: Image) -> None:
-        super().__init__(limits)
+        super().__init__(limits, provider.living)
         self._provider, self._image = provider, image
         self._top = Path(tempfile.mkdtemp(prefix=PREFIX, dir=provider.folder))
         (self._top / _OWNER).write_text(provider.owner)
@@ -133,7 +133,6 @@ class ApptainerSandbox(HeldSandbox):
             await self._running.kill()
 
     async def _remove(self) -> None:
-        self._provider.living.forget(self)
         self._folder.close()
         await self._end_terminals()
         if self._running is not None:

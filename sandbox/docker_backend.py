@@ -45,7 +45,7 @@ class DockerSandbox(HeldSandbox):
     """One sandbox; made by `DockerProvider.create`."""
 
     def __init__(self, provider: "DockerProvider", limits: Limits, image: Image) -> None:
-        super().__init__(limits)
+        super().__init__(limits, provider.living)
         self._provider, self._image = provider, image
         self._volume = f"jaxrl-{secrets.token_hex(8)}"
         self._container, self._exec = "", ""
@@ -130,7 +130,6 @@ class DockerSandbox(HeldSandbox):
                 pass  # it ended already, or its removal says what is wrong
 
     async def _remove(self) -> None:
-        self._provider.living.forget(self)
         await self._abandon_terminals()
         if self._stream is not None:
             self._stream.close()

@@ -3,8 +3,10 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 from sandbox.base import Diff, ExecResult, Limits, SandboxError
+from sandbox.living import Living
 from sandbox.shell import Finished, Shell
 
 _OOM_TIMEOUT = 5.0  # seconds; asking takes less than a millisecond
@@ -17,8 +19,8 @@ class HeldSandbox(ABC):
     `_begin`, `_replace`, `_kill`, `_remove`, `_put`, `_get`, `_set`, `_diff`.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, living: Living[Any]) -> None:
+        self._limits, self._living = limits, living
         self._lock = asyncio.Lock()
         self._shell: Shell | None = None
         self._usable = False  # the shell waits for a command
@@ -167,12 +169,15 @@ class HeldSandbox(ABC):
     async def _end(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        await self._kill()
-        async with self._lock:  # the end of its output has woken whoever still reads
-            if self._repair is not None:
-                await asyncio.wait([self._repair])
-                self._repair.exception()
-            await self._remove()
+        try:
+            await self._kill()
+            async with self._lock:  # the end of its output has woken whoever still reads
+                if self._repair is not None:
+                    await asyncio.wait([self._repair])
+                    self._repair.exception()
+                await self._remove()
+        finally:
+            self._living.forget(self)
 
     async def _count(self, shell: Shell, script: str) -> int:
         """Sum of the numbers that `script` prints in the held shell."""

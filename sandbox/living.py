@@ -37,7 +37,7 @@ class Living(Generic[_S]):  # noqa: UP046 (syntax of newer interpreters only)
         return sandbox
 
     def forget(self, sandbox: _S) -> None:
-        """Called by a sandbox that ends. Idempotent."""
+        """Called by a sandbox that has ended: while it ends by itself, `destroy` waits for it. Idempotent."""
         self._sandboxes.discard(sandbox)
 
     async def destroy(self) -> None:

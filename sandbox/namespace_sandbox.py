@@ -168,15 +168,19 @@ class NamespaceSandbox:
     async def _end(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._provider.living.forget(self)
-        if self._launched is None:
-            return
         try:
-            await self._launched.kill()
-            async with self._lock:  # the end of its output has woken whoever still reads
-                await self._launched.destroy()
+            if self._launched is not None:
+                await self._end_launched(self._launched)
         finally:
-            self._launched.pipes.close()
+            self._provider.living.forget(self)
+
+    async def _end_launched(self, launched: Launched) -> None:
+        try:
+            await launched.kill()
+            async with self._lock:  # the end of its output has woken whoever still reads
+                await launched.destroy()
+        finally:
+            launched.pipes.close()
             for terminal in self._terminals:
                 terminal.abandon()
 

@@ -1,6 +1,7 @@
 """Cases: how sandboxes start, end, and end with their owner."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -85,6 +86,25 @@ async def closed_providers_leave_nothing(stage: Stage) -> None:
     assert len(os.listdir("/proc/self/fd")) <= opened + 2
     for box in boxes:
         await _is_gone(box)
+
+
+@case()
+async def closing_waits_for_a_sandbox_that_ends_by_itself(stage: Stage) -> None:
+    before, lost = stage.backend.traces(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    provider = stage.backend.make()
+    limits = Limits(wall=1, memory=LIMITS.memory)
+    box = await stage.create({}, limits=limits, provider=provider)
+    while box._ending is None:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    for _ in range(3):  # until it is in the midst of it
+        await asyncio.sleep(0)
+    await provider.close()
+    assert stage.backend.traces() <= before
+    await _is_gone(box)
+    del box
+    gc.collect()
+    assert not lost, lost
 
 
 @case()
