@@ -49,11 +49,13 @@ class Collector:
         *,
         options: CollectorOptions,
         on_retry: Callable[[Retry], None] = lambda retry: None,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
+        """`slots` bounds the rollouts in flight in place of `options.episodes`, with other collectors."""
         self._world = world
         self._options = options
         self._on_retry = on_retry
-        self._slots = asyncio.Semaphore(options.episodes)
+        self._slots = slots or asyncio.Semaphore(options.episodes)
 
     async def collect_group(self, task: TaskSpec, hidden: Hidden, *, epoch: int) -> TrajectoryGroup:
         """The group of one task; position i is sample i. An engine's fault raises and ends the group."""
