@@ -2,6 +2,7 @@
 
     root/checkpoint_000007_step_00000042/ledger.json    what it holds, with a digest of each array
                                          <part>/        one Orbax tree per part of the state
+                                         files/         what else the trainer keeps, as it gave it
 
 A checkpoint is written beside its final name and renamed at the end, so a process killed at any
 moment leaves the earlier ones as they were. The first number counts checkpoints: the newest is
@@ -13,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,21 @@ from jaxrl.rl.ledger import (
 from jaxrl.rl.trees import describe, flat, host_copy, unflat
 
 _NAME = re.compile(r"checkpoint_(\d{6,})_step_(\d{8,})")
+_FILES = "files"
 
 type Report = Callable[[str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """A checkpoint as read back. `progress` is what the trainer stored beside the arrays."""
+    """A checkpoint as read back. `progress` and `files` are what the trainer stored beside the arrays."""
 
     path: Path
     step: int
     version: int
     state: dict[str, Any]
     progress: dict[str, Any]
+    files: dict[str, bytes] = field(default_factory=dict)
 
 
 class CheckpointStore:
@@ -74,13 +77,15 @@ class CheckpointStore:
         step: int,
         version: int,
         progress: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
         block: bool = True,
     ) -> None:
         """Writes, reads back and compares, then renames; afterwards deletes what is too old.
 
         Args:
             state: trees of arrays by name of the part; copied before this returns.
-            progress: JSON values: cursor, seeds, attempt, finished work.
+            progress: JSON values: cursor, seeds, attempt.
+            files: contents by name, for what is neither an array nor small: finished work.
             block: wait for the result. Otherwise it is written in the background; `wait` and the
                 next `save` raise what went wrong.
 
@@ -96,7 +101,7 @@ class CheckpointStore:
             for name, leaf in leaves.items()
         }
         ledger = Ledger(step=step, version=version, progress=dict(progress), arrays=arrays, files={})
-        self._pending = self._writer.submit(self._write, parts, ledger)
+        self._pending = self._writer.submit(self._write, parts, dict(files or {}), ledger)
         if block:
             self.wait()
 
@@ -111,21 +116,22 @@ class CheckpointStore:
         found = [path for path in self._root.glob("checkpoint_*") if _NAME.fullmatch(path.name)]
         return sorted(found, key=_serial)
 
-    def latest(self, like: Mapping[str, Any]) -> Restored | None:
-        """The newest checkpoint that is undamaged, or None. Each one skipped is reported."""
+    def latest(self, like: Mapping[str, Any], *, files: bool = False) -> Restored | None:
+        """The newest checkpoint that is undamaged, or None. Each one skipped is reported. See `load`."""
         for path in reversed(self.paths()):
             try:
-                return self.load(path, like)
+                return self.load(path, like, files=files)
             except CheckpointDamagedError as error:
                 self._report("checkpoint_skipped", {"path": str(path), "reason": str(error)})
         return None
 
-    def load(self, path: str | Path, like: Mapping[str, Any]) -> Restored:
+    def load(self, path: str | Path, like: Mapping[str, Any], *, files: bool = False) -> Restored:
         """Reads one checkpoint and verifies every array.
 
         Args:
             like: trees by part that say what to read: arrays, or `jax.ShapeDtypeStruct` with a
                 sharding. Parts that are left out are not read.
+            files: read and verify the files too.
 
         Raises:
             CheckpointDamagedError: a file is missing or differs from what was written.
@@ -135,11 +141,19 @@ class CheckpointStore:
         with reading(path):
             ledger = read_ledger(path)
             state = {part: _load_part(path, part, tree, ledger) for part, tree in like.items()}
+            kept = _read_files(path, ledger) if files else {}
         return Restored(
-            path=path, step=ledger.step, version=ledger.version, state=state, progress=ledger.progress
+            path=path,
+            step=ledger.step,
+            version=ledger.version,
+            state=state,
+            progress=ledger.progress,
+            files=kept,
         )
 
-    def _write(self, parts: Mapping[str, Mapping[str, np.ndarray]], ledger: Ledger) -> Path:
+    def _write(
+        self, parts: Mapping[str, Mapping[str, np.ndarray]], files: Mapping[str, bytes], ledger: Ledger
+    ) -> Path:
         self._root.mkdir(parents=True, exist_ok=True)
         for abandoned in self._root.glob("writing_*"):
             shutil.rmtree(abandoned)
@@ -147,7 +161,7 @@ class CheckpointStore:
         draft = self._root / f"writing_{serial:06d}"
         final = self._root / f"checkpoint_{serial:06d}_step_{ledger.step:08d}"
         try:
-            _write_draft(draft, parts, ledger)
+            _write_draft(draft, parts, files, ledger)
             draft.rename(final)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -172,8 +186,12 @@ def _serial(path: Path) -> int:
     return int(match.group(1))
 
 
-def _write_draft(draft: Path, parts: Mapping[str, Mapping[str, np.ndarray]], ledger: Ledger) -> None:
-    draft.mkdir()
+def _write_draft(
+    draft: Path, parts: Mapping[str, Mapping[str, np.ndarray]], files: Mapping[str, bytes], ledger: Ledger
+) -> None:
+    (draft / _FILES).mkdir(parents=True)
+    for name, content in files.items():
+        (draft / _FILES / name).write_bytes(content)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             for part, leaves in parts.items():
@@ -185,8 +203,10 @@ def _write_draft(draft: Path, parts: Mapping[str, Mapping[str, np.ndarray]], led
     write_ledger(draft, ledger)
     for part, leaves in parts.items():
         _read_part(draft, part, leaves, ledger)
-    for folder, _, files in os.walk(draft):
-        for name in (*files, "."):
+    if _read_files(draft, ledger) != files:
+        raise CheckpointDamagedError(f"expected the files of {draft} as written, got other bytes")
+    for folder, _, names in os.walk(draft):
+        for name in (*names, "."):
             _sync(Path(folder, name))
 
 
@@ -246,6 +266,12 @@ def _read_part(path: Path, part: str, wanted: Mapping[str, Any], ledger: Ledger)
                 f"expected the array {part}/{name} of {path} as written, got other bytes"
             )
     return leaves
+
+
+def _read_files(path: Path, ledger: Ledger) -> dict[str, bytes]:
+    check_files(path, ledger, part=_FILES)
+    names = [name for name in ledger.files if name.startswith(f"{_FILES}/")]
+    return {name.removeprefix(f"{_FILES}/"): (path / name).read_bytes() for name in names}
 
 
 def _placed(leaf: np.ndarray, like: Any) -> Any:

@@ -176,16 +176,40 @@ def test_failed_write_leaves_the_earlier_ones(store, monkeypatch):
 def test_what_is_written_is_verified(store, monkeypatch):
     write = module._write_draft
 
-    def corrupting(draft, parts, ledger):
+    def corrupting(draft, parts, files, ledger):
         parts = {
             part: {name: leaf + leaf.dtype.type(1) for name, leaf in leaves.items()}
             for part, leaves in parts.items()
         }
-        write(draft, parts, ledger)
+        write(draft, parts, files, ledger)
 
     monkeypatch.setattr(module, "_write_draft", corrupting)
     with pytest.raises(CheckpointDamagedError, match="as written"):
         save(store, 1)
+    assert store.paths() == []
+
+
+def test_files_come_back_and_are_verified(store, events):
+    store.save(state(1), step=1, version=1, progress={}, files={"groups.npz": b"first"})
+    store.save(state(2), step=2, version=2, progress={}, files={"groups.npz": b"second"})
+    assert store.latest(state(), files=True).files == {"groups.npz": b"second"}
+    assert store.latest(state()).files == {}
+    (store.paths()[-1] / "files/groups.npz").write_bytes(b"secomd")
+    assert store.latest(state(), files=True).files == {"groups.npz": b"first"}
+    assert [name for name, _ in events] == ["checkpoint_skipped"]
+
+
+def test_files_are_read_back_before_a_checkpoint_counts(store, monkeypatch):
+    write = module._write_draft
+
+    def corrupting(draft, parts, files, ledger):
+        read = module._read_files
+        monkeypatch.setattr(module, "_read_files", lambda *_: read(*_) | {"groups.npz": b"other"})
+        write(draft, parts, files, ledger)
+
+    monkeypatch.setattr(module, "_write_draft", corrupting)
+    with pytest.raises(CheckpointDamagedError, match="files"):
+        store.save(state(), step=1, version=1, progress={}, files={"groups.npz": b"first"})
     assert store.paths() == []
 
 
