@@ -1,5 +1,6 @@
 """Plays every task of a set a few times and says how many were repaired. Only entry points import this."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -69,10 +70,14 @@ async def evaluate(
     seed: int,
     episodes: int,
     on_group: Callable[[int], None] = lambda done: None,
+    slots: asyncio.Semaphore | None = None,
 ) -> Evaluation:
-    """Plays `samples` rollouts of every task; equal seeds draw equal randomness at every step."""
+    """Plays `samples` rollouts of every task; equal seeds draw equal randomness at every step.
+
+    `slots` bounds the episodes together with those of whoever shares it.
+    """
     options = CollectorOptions(seed=seed, group_size=samples, sampling=sampling, episodes=episodes)
-    collector = Collector(world, options=options)
+    collector = Collector(world, options=options, slots=slots)
     resolved = dict.fromkeys((spec.instance_id for spec in tasks.specs), 0)
     outcomes: Counter[str] = Counter()
     started = time.perf_counter()

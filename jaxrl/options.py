@@ -169,6 +169,10 @@ class RL(Section):
     """Rollouts of each task, compared with one another."""
     updates_per_step: Count = 1
     """Optimizer updates that share a step's rollouts."""
+    max_staleness: Whole = 0
+    """Weight versions by which a trained token may be older than its step's start; 0 trains synchronously."""
+    weight_update: Literal["drain", "in_flight"] = "drain"
+    """New weights wait for running turns, or come in the middle of them; asynchronous training only."""
     baseline: Literal["leave_one_out", "mean"] = "leave_one_out"
     """What a reward is compared with in its group."""
     normalise_std: bool = False

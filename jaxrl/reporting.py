@@ -3,6 +3,7 @@
 import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,23 @@ from jaxrl.rl.learner import UpdateReport
 from jaxrl.rollout.renderer import Renderer
 from jaxrl.statistics import bootstrap_mean
 from jaxrl.stepping import StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds: wall clock of a step, its hand-over of weights, device time of generation meanwhile."""
+
+    total: float
+    sync: float
+    engine: float
+
+    def idle(self, training: float) -> float:
+        """Seconds in which the device thread had neither a job of the engine's nor of the learner's.
+
+        Microbatches are started without waiting for them; who waits for them next is charged: the engine's
+        next job or the update. Where nobody does for a while, that time counts as idle.
+        """
+        return max(0.0, self.total - self.engine - training)
 
 
 def rollout_row(trajectory: Trajectory) -> dict:
@@ -43,21 +61,49 @@ def write_rollouts(feed: RunWriter, step: int, groups: Sequence[TrajectoryGroup]
             feed.rollout(step, rollout_row(trajectory), text)
 
 
-def step_metrics(result: StepResult, parts: Parts, *, seconds: float, lost: int) -> dict[str, Value]:
-    """All metrics of a step."""
+def step_metrics(
+    result: StepResult, parts: Parts, *, times: StepTimes, ages: Mapping[int, int], lost: int
+) -> dict[str, Value]:
+    """All metrics of a step; `ages` counts its trained tokens by their age in weight versions."""
+    idle = times.idle(result.training_seconds)
     return {
-        "time/step": seconds,
+        "time/step": times.total,
         "time/generation": result.generation_seconds,
+        "time/engine": times.engine,
         "time/training": result.training_seconds,
+        "time/sync": times.sync,
+        "time/idle": idle,
+        "time/idle_share": (idle, times.total),
         "tokens/packing": (result.packed_tokens, result.packed_positions),
         "process/memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "feed/lost_rows": lost,
         **_sampled(result.groups),
         **_groups(result),
         **_updates(result.reports),
-        **_agreement(result),
+        **_staleness(ages),
+        **({} if any(ages) else _agreement(result)),  # stale tokens are of other weights
         **_services(parts),
     }
+
+
+def trained_ages(result: StepResult, *, version: int) -> Counter[int]:
+    """Tokens in the loss by their age: `version`, that of the step's start, minus the one that sampled."""
+    ages: Counter[int] = Counter()
+    for group, examples in zip(result.groups, result.examples, strict=True):
+        for trajectory in group.trajectories if examples.examples else ():
+            if OUTCOME_RULES[trajectory.outcome].trained:
+                values, counts = np.unique(
+                    version - trajectory.versions[trajectory.loss_mask], return_counts=True
+                )
+                ages.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return ages
+
+
+def _staleness(ages: Mapping[int, int]) -> dict[str, Value]:
+    if not ages:
+        return {}
+    total = sum(age * count for age, count in ages.items())
+    return {"train/staleness": (total, sum(ages.values())), "train/staleness_max": max(ages)}
 
 
 def _sampled(groups: Sequence[TrajectoryGroup]) -> dict[str, Value]:
@@ -155,7 +201,11 @@ def step_line(step: int, result: StepResult, metrics: Mapping[str, Value]) -> St
         loss=float(_number(metrics.get("train/loss", 0.0))),
         grad_norm=float(_number(metrics.get("train/grad_norm", 0.0))),
         seconds=float(_number(metrics["time/step"])),
-        parts={"generation": result.generation_seconds, "training": result.training_seconds},
+        parts={
+            "generation": result.generation_seconds,
+            "training": result.training_seconds,
+            "idle": float(_number(metrics["time/idle"])),
+        },
     )
 
 

@@ -1,27 +1,34 @@
 """A run directory opened for training: one writer, resumed from its newest checkpoint. Entry points only."""
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from jaxrl.assembly import package_versions
 from jaxrl.config import Config, ConfigError, to_yaml
+from jaxrl.contracts import TrajectoryGroup
 from jaxrl.evaluation import Evaluation, from_event
 from jaxrl.feed.reader import read_events, read_run
 from jaxrl.feed.writer import RunWriter
-from jaxrl.rl.checkpoint import CheckpointStore
+from jaxrl.rl.checkpoint import CheckpointStore, Restored
 from jaxrl.rl.learner import Learner
+from jaxrl.rollout.group_codec import decode_groups, encode_groups
 
+GROUPS = "groups.npz"
 FREE_TO_CHANGE = {"run", "evaluation", "checkpoint", "sandbox", "grader", "sft"}
 """Sections that may differ when a run goes on; a change elsewhere would make it another experiment."""
 
 
 @dataclass
 class OpenRun:
-    """What the loop writes to, and where it goes on: `step` steps and `cursor` tasks are done."""
+    """What the loop writes to, and where it goes on: `step` steps and `cursor` tasks are done.
+
+    `groups` were finished ahead of their step when the checkpoint was written. `ages` counts the tokens
+    trained since the run's start by their age in weight versions.
+    """
 
     path: Path
     feed: RunWriter
@@ -30,6 +37,8 @@ class OpenRun:
     cursor: int
     fresh: bool  # there was no checkpoint
     damaged: int = 0  # checkpoints that were skipped
+    groups: Sequence[TrajectoryGroup] = ()
+    ages: dict[int, int] = field(default_factory=dict)
 
     @property
     def greeting(self) -> str:
@@ -38,19 +47,28 @@ class OpenRun:
         skipped = f"; {self.damaged} newer checkpoints are damaged" if self.damaged else ""
         return f"run {self.path} {began} (attempt {self.feed.attempt}){skipped}"
 
-    def save(self, step: int, cursor: int, learner: Learner) -> None:
-        """Writes a checkpoint after `step` and says so in the feed.
+    def save(
+        self, step: int, cursor: int, learner: Learner, *, groups: Sequence[TrajectoryGroup] = ()
+    ) -> None:
+        """Writes a checkpoint after `step`, with groups that wait to be trained, and says so in the feed.
 
         Raises `ConfigError` if the disk refuses.
         """
+        ages = {str(age): count for age, count in sorted(self.ages.items())}
         try:
-            self.store.save(learner.state(), step=step, version=learner.version, progress={"cursor": cursor})
+            self.store.save(
+                learner.state(),
+                step=step,
+                version=learner.version,
+                progress={"cursor": cursor, "ages": ages},
+                files={GROUPS: encode_groups(groups)} if groups else {},
+            )
         except OSError as error:
             raise ConfigError(
                 f"step {step} could not be saved, so the run stops; started again, it goes on from the "
                 f"checkpoint before: {error}"
             ) from error
-        self.feed.event("checkpoint", step, cursor=cursor, version=learner.version)
+        self.feed.event("checkpoint", step, cursor=cursor, version=learner.version, groups=len(groups))
 
 
 @contextmanager
@@ -59,7 +77,7 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
 
     Raises:
         ConfigError: the folder can't be written, another process trains this run, or it was started
-            with other settings.
+            with other settings or another model.
     """
     with _lock_file(path) as lock:
         _lock(lock, path)
@@ -69,7 +87,7 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
         )
         if store.paths():  # else nothing goes on: the run starts anew, with whatever settings
             _check_settings(path, config)
-        restored = store.latest(learner.state())
+        restored = _latest(store, learner, path)
         feed = RunWriter(
             path,
             config=config.model_dump(mode="json"),
@@ -81,12 +99,34 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
         if restored:
             learner.load(restored.state, version=restored.version)
         (path / "config.yaml").write_text(to_yaml(config))
-        step, cursor = (restored.step, restored.progress["cursor"]) if restored else (0, 0)
         try:
-            yield OpenRun(path, feed, store, step, cursor, fresh=restored is None, damaged=len(skipped))
+            yield _opened(path, feed, store, restored, damaged=len(skipped))
             store.wait()
         finally:
             feed.close()
+
+
+def _latest(store: CheckpointStore, learner: Learner, path: Path) -> Restored | None:
+    try:
+        return store.latest(learner.state(), files=True)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: its checkpoints are another model's than model.checkpoint or model.preset now names; "
+            f"restore that, or choose another run.run_name: {error}"
+        ) from error
+
+
+def _opened(
+    path: Path, feed: RunWriter, store: CheckpointStore, restored: Restored | None, *, damaged: int
+) -> OpenRun:
+    if restored is None:
+        return OpenRun(path, feed, store, 0, 0, fresh=True, damaged=damaged)
+    groups = decode_groups(restored.files[GROUPS]) if GROUPS in restored.files else []
+    ages = {int(age): count for age, count in restored.progress.get("ages", {}).items()}
+    cursor = restored.progress["cursor"]
+    return OpenRun(
+        path, feed, store, restored.step, cursor, fresh=False, damaged=damaged, groups=groups, ages=ages
+    )
 
 
 def evaluations(run: Path) -> list[Evaluation]:

@@ -1,6 +1,6 @@
 """One training step: groups in, one or more optimizer updates out. Only entry points import this.
 
-Groups finish in any order; they are trained in task order, so equal groups give equal weights. With one
+Groups are trained in the order in which they come, task order, so equal groups give equal weights. With one
 update a step, microbatches go to the device while slower groups still generate.
 """
 
@@ -49,13 +49,13 @@ class StepTrainer:
     def __init__(self, learner: Learner, *, options: StepOptions, device: Executor) -> None:
         self._learner, self._options, self._device = learner, options, device
 
-    async def train(self, groups: AsyncIterator[TrajectoryGroup], order: Sequence[str]) -> StepResult:
-        """Trains on one group per task of `order`, whatever order they arrive in."""
+    async def train(self, groups: AsyncIterator[TrajectoryGroup]) -> StepResult:
+        """Trains on all of `groups`."""
         started = time.perf_counter()
         result = StepResult(groups=[])
         streamed = self._options.updates == 1 and self._options.shuffle_seed is None
         packer = Packer(rows=self._options.rows, row_length=self._options.row_length)
-        async for group in _in_order(groups, order):
+        async for group in groups:
             result.groups.append(group)
             if streamed:
                 await self._accumulate(_fed(packer, self._examples(group, result)), result)
@@ -129,17 +129,3 @@ def shuffled(groups: Sequence[TrajectoryGroup], *, seed: int) -> list[Trajectory
 def _fed(packer: Packer, examples: Sequence[Example]) -> Iterator[Microbatch]:
     for example in examples:
         yield from packer.add(example)
-
-
-async def _in_order(
-    groups: AsyncIterator[TrajectoryGroup], order: Sequence[str]
-) -> AsyncIterator[TrajectoryGroup]:
-    """Yields groups in the order of their tasks, each as soon as all before it are there."""
-    arrived: dict[str, TrajectoryGroup] = {}
-    waiting = iter(order)
-    expected = next(waiting, None)
-    async for group in groups:
-        arrived[group.task] = group
-        while expected in arrived:
-            yield arrived.pop(expected)
-            expected = next(waiting, None)

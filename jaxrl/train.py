@@ -10,17 +10,16 @@ import asyncio
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
+from functools import partial
 from pathlib import Path
-
-from flax import nnx
 
 from jaxrl.assembly import (
     Parts,
     build_model,
-    build_sampling,
     build_tasks,
     check_prompts,
     check_sizes,
@@ -32,19 +31,19 @@ from jaxrl.assembly import (
 from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, evaluate, record
+from jaxrl.handover import WeightHandOver
 from jaxrl.model.transformer import Transformer
 from jaxrl.progress import Progress
-from jaxrl.reporting import step_line, step_metrics, write_rollouts
+from jaxrl.reporting import StepTimes, step_line, step_metrics, trained_ages, write_rollouts
 from jaxrl.rl.advantage import AdvantageOptions
 from jaxrl.rl.examples import GroupOptions
 from jaxrl.rl.learner import Learner
 from jaxrl.rl.loss import PolicyLoss
 from jaxrl.rl.scoring import TransformerScorer
-from jaxrl.rollout.collector import Collector, CollectorOptions, Retry
-from jaxrl.rollout.cursor import TaskCursor
 from jaxrl.runs import OpenRun, evaluations, open_run
 from jaxrl.stepping import StepOptions, StepResult, StepTrainer
 from jaxrl.summary import gains
+from jaxrl.supply import Supply, bound
 from jaxrl.tasksets import First
 
 COMMAND = "python -m jaxrl.train"
@@ -65,6 +64,7 @@ async def train(config: Config) -> None:
     """Trains the run of `config` to its last step, from its newest checkpoint if it has one."""
     run = Path(config.run.output_dir) / config.run.run_name
     check_sizes(config)
+    bound(config)
     with ExitStack() as stack:
         device = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="device"))
         model = build_model(config)
@@ -95,7 +95,10 @@ def build_learner(config: Config, model: Transformer) -> Learner[Transformer]:
 
 
 class Trainer:
-    """The synchronous loop: collect a step's groups, train on them, publish the weights."""
+    """The loop: train on a step's groups, publish the weights, let generation move on.
+
+    With `rl.max_staleness` 0 a step's groups are generated in that step; otherwise in earlier ones too.
+    """
 
     def __init__(
         self,
@@ -113,15 +116,20 @@ class Trainer:
         for tasks in (self._tasks, self._held_out):
             check_prompts(parts.world, tasks)
         check_step(config, self._tasks)
-        self._cursor = TaskCursor(self._tasks.specs, position=opened.cursor)
-        self._collector = Collector(parts.world, options=self._collecting(), on_retry=self._retried)
-        self._retries = 0
+        self._supply = Supply(config, opened, parts.world)
+        self._groups = self._supply.open(self._tasks)
+        policy = config.rl.weight_update if config.rl.max_staleness else None
+        self._weights = WeightHandOver(parts.engine, learner, policy=policy, device=device)
         self._stopping = False
 
     async def run(self) -> None:
         """Steps and evaluations until the last one, or until asked to stop."""
         self._listen_for_stop()
-        self._publish()
+        async with self._groups:
+            await self._steps()
+
+    async def _steps(self) -> None:
+        await self._weights.publish()
         step = self._opened.step
         if self._opened.fresh:
             await self._save(step)  # so that a run killed early keeps its first evaluation
@@ -136,30 +144,31 @@ class Trainer:
         self._opened.feed.event("stop", step, reason="asked to stop" if self._stopping else "finished")
 
     async def _step(self, step: int) -> None:
-        started = time.perf_counter()
+        stats, version = self._parts.engine.stats, self._learner.version
+        started, generated = time.perf_counter(), stats.device_seconds
         self._progress.phase("training")
-        self._retries = 0
-        epoch, tasks = self._cursor.take(self._config.rl.prompts_per_step)
+        self._supply.begin_step()
+        self._groups.begin_step(version=version, left=self._config.run.steps - step + 1)
         trainer = StepTrainer(self._learner, options=self._stepping(step), device=self._device)
-        async with aclosing(self._collector.collect(tasks, self._tasks.hidden, epoch=epoch)) as groups:
-            result = await trainer.train(groups, [task.instance_id for task in tasks])
-        self._publish()
-        self._report(step, result, time.perf_counter() - started)
+        prompts = self._config.rl.prompts_per_step
+        async with aclosing(self._groups.groups(prompts, version=version)) as groups:
+            result = await trainer.train(groups)
+        sync = await self._weights.publish()
+        total, generating = time.perf_counter() - started, stats.device_seconds - generated
+        times = StepTimes(total=total, sync=sync, engine=generating)
+        self._report(step, result, times, trained_ages(result, version=version))
 
-    def _report(self, step: int, result: StepResult, seconds: float) -> None:
+    def _report(self, step: int, result: StepResult, times: StepTimes, ages: Counter[int]) -> None:
         feed = self._opened.feed
+        self._opened.ages = dict(Counter(self._opened.ages) + ages)
         write_rollouts(feed, step, result.groups, self._parts.world.renderer)
-        metrics = step_metrics(result, self._parts, seconds=seconds, lost=feed.lost)
-        feed.metrics(step, metrics | {"rollouts/retried": self._retries})
-        feed.event("step", step, cursor=self._cursor.position, version=self._learner.version)
+        metrics = step_metrics(result, self._parts, times=times, ages=ages, lost=feed.lost)
+        feed.metrics(step, metrics | self._supply.metrics(self._groups))
+        feed.event("step", step, cursor=self._groups.position, version=self._learner.version)
         for report in result.reports:
             if not report.applied:
                 feed.event("alert", step, reason=f"update skipped: {report.skipped}")
         self._progress.step(step_line(step, result, metrics))
-
-    def _publish(self) -> None:
-        """Hands the weights to the engine, which is drained between steps."""
-        self._parts.engine.set_weights(nnx.state(self._learner.model()), version=self._learner.version)
 
     async def _evaluate_due(self, step: int) -> None:
         every, steps = self._config.evaluation.every, self._config.run.steps
@@ -187,6 +196,7 @@ class Trainer:
             seed=chosen.seed,
             episodes=self._config.sandbox.concurrency,
             on_group=lambda done: self._progress.live(tasks=f"{done}/{len(tasks)}"),
+            slots=self._supply.slots,
         )
         record(self._opened.feed, made, split="validation")
         self._show(made)
@@ -199,18 +209,10 @@ class Trainer:
         return step % self._config.checkpoint.every == 0 or step == self._config.run.steps
 
     async def _save(self, step: int) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(
-            self._device, self._opened.save, step, self._cursor.position, self._learner
-        )
-
-    def _collecting(self) -> CollectorOptions:
-        return CollectorOptions(
-            seed=self._config.run.seed,
-            group_size=self._config.rl.group_size,
-            sampling=build_sampling(self._config),
-            episodes=self._config.sandbox.concurrency,
-        )
+        started, groups = time.perf_counter(), self._groups.finished()
+        write = partial(self._opened.save, step, self._groups.position, self._learner, groups=groups)
+        await asyncio.get_running_loop().run_in_executor(self._device, write)
+        self._opened.feed.metrics(step, {"time/checkpoint": time.perf_counter() - started})
 
     def _stepping(self, step: int) -> StepOptions:
         chosen = self._config.rl
@@ -221,15 +223,6 @@ class Trainer:
             updates=chosen.updates_per_step,
             group=GroupOptions(advantage=advantage, drop_equal_groups=chosen.drop_equal_groups),
             shuffle_seed=self._config.run.seed * 1_000_000 + step if chosen.shuffle_rewards else None,
-        )
-
-    def _retried(self, retry: Retry) -> None:
-        self._retries += 1
-        self._opened.feed.event(
-            "alert",
-            reason=f"rollout retried after {retry.outcome.value}: {retry.detail}",
-            task=retry.task,
-            sample=retry.sample,
         )
 
     def _listen_for_stop(self) -> None:

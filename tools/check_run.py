@@ -4,7 +4,8 @@
 
 Reads the surviving lineage (rows that a resumed attempt did not abandon) and fails if a step or a rollout
 of one is missing or doubled, if a (task, epoch, sample) was trained more than once, or if a token came from
-weights other than those its step trained. Prints what it found.
+weights that are more than rl.max_staleness versions older than those its step trained, or newer ones. Prints
+what it found.
 """
 
 import argparse
@@ -33,11 +34,24 @@ def problems(run: Path) -> list[str]:
             found.append(f"step {step}: expected {whole} rollouts, got {rows}")
     published = {row["step"]: row["version"] for row in read_events(run, "step")}
     for step in steps:
-        expected = published.get(step - 1, 0)
-        stale = [row for row in read_rollouts(run, step) if row["versions"] not in (None, [expected] * 2)]
-        if stale:
-            found.append(f"step {step}: {len(stale)} rollouts from other weights than version {expected}")
+        newest = published.get(step - 1, 0)
+        oldest = newest - rl.get("max_staleness", 0)
+        sampled = [row["versions"] for row in read_rollouts(run, step) if row["versions"] is not None]
+        if stale := sum(not oldest <= first <= last <= newest for first, last in sampled):
+            allowed = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+            found.append(f"step {step}: {stale} rollouts from other weights than {allowed}")
     return found
+
+
+def ages(run: Path) -> Counter[int]:
+    """Rollouts of the surviving steps by the age of their oldest token, in weight versions."""
+    published = {row["step"]: row["version"] for row in read_events(run, "step")}
+    return Counter(
+        published.get(step - 1, 0) - row["versions"][0]
+        for step in published
+        for row in read_rollouts(run, step)
+        if row["versions"] is not None
+    )
 
 
 def main() -> None:
@@ -53,6 +67,7 @@ def main() -> None:
         origin = "from the start" if attempt.resumed_from is None else f"after step {attempt.resumed_from}"
         print(f"attempt {attempt.number}: {origin}")
     print(f"{len(steps)} steps, {rollouts} rollouts")
+    print(f"rollouts by the age of their oldest token: {dict(sorted(ages(run).items()))}")
     if errors:
         print(f"largest |sampler - trainer| log-prob of the run: {max(errors):.2e}")
     found = problems(run)

@@ -37,6 +37,9 @@ _SAMPLED = [
     _sampled("groups/mixed", "1", "ratio", "groups with unequal rewards", "mixed / groups"),
     _sampled("groups/all_pass", "1", "ratio", "groups all of whose rollouts resolve"),
     _sampled("groups/all_fail", "1", "ratio", "groups none of whose rollouts resolve"),
+    _metric("groups/waiting", "groups", "gauge", "finished ahead of their step, when a step ends"),
+    _metric("groups/in_flight", "groups", "gauge", "in the making for later steps, when a step ends"),
+    _metric("groups/regenerated", "groups", "gauge", "too stale for their step, generated anew"),
     _sampled(
         "rollouts/outcome", "rollouts", "gauge", "rollouts of the step by how they ended", labels=("outcome",)
     ),
@@ -51,11 +54,14 @@ _SAMPLED = [
 
 _TIME = [
     _metric("time/step", "s", "gauge", "wall clock of the step, evaluation and checkpoint apart"),
-    _metric("time/generation", "s", "gauge", "first request to last finished rollout"),
+    _metric("time/generation", "s", "gauge", "start of the step until its last group is at hand"),
+    _metric("time/engine", "s", "gauge", "generation on the device: prefill and decode, for any step"),
     _metric("time/grading", "s", "gauge", "hidden tests, summed over rollouts"),
     _metric("time/tools", "s", "gauge", "tool calls, summed over rollouts"),
-    _metric("time/training", "s", "gauge", "gradients and update"),
-    _metric("time/wait", "s", "gauge", "device idle for want of rollouts"),
+    _metric("time/training", "s", "gauge", "gradients and update on the device"),
+    _metric("time/sync", "s", "gauge", "hand-over of the weights, with the wait for running turns"),
+    _metric("time/idle", "s", "gauge", "device thread without a job", "step - engine - training"),
+    _metric("time/idle_share", "1", "ratio", "share of the step without a device job", "idle / step"),
     _metric("time/checkpoint", "s", "gauge", "training held up by a checkpoint"),
     _metric("time/evaluation", "s", "gauge", "evaluation after the step"),
 ]
@@ -82,8 +88,8 @@ _TRAIN = [
     ),
     _trained("train/logprob_error_max", "nat", "gauge", "sampler against trainer, same weights", "max |Δ|"),
     _trained("train/mismatch_kl", "nat", "ratio", "sampler to trainer", "Σ (r - 1 - log r) / tokens"),
-    _trained("train/staleness", "versions", "ratio", "age of tokens in weight versions", "Σ age / tokens"),
-    _trained("train/staleness_max", "versions", "gauge", "oldest token in weight versions"),
+    _trained("train/staleness", "versions", "ratio", "age of tokens at their step's start", "Σ age / tokens"),
+    _trained("train/staleness_max", "versions", "gauge", "age of the oldest token at its step's start"),
     _trained(
         "moe/load_violation", "1", "gauge", "fullest expert over all layers", "max load / mean load - 1"
     ),

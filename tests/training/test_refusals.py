@@ -17,6 +17,7 @@ from jaxrl.config import ConfigError, load
 from jaxrl.contracts import OUTCOME_RULES, Outcome, Trajectory, TrajectoryGroup
 from jaxrl.reporting import _sampled
 from jaxrl.runs import OpenRun, open_run
+from jaxrl.supply import bound
 from jaxrl.train import Trainer
 from sandbox.base import SandboxError
 from sandbox.grading.grader import Grader
@@ -37,6 +38,13 @@ def test_sizes_that_do_not_fit_together(override: str, words: str) -> None:
     check_sizes(load())
     with pytest.raises(ConfigError, match=words):
         asyncio.run(train.train(load(overrides=[override])))
+
+
+def test_a_bound_that_allows_no_step_ahead() -> None:
+    more = ["rl.updates_per_step=2", "rl.max_staleness=1"]
+    with pytest.raises(ConfigError, match="rl.max_staleness = 1: expected 0, or at least .* = 2"):
+        asyncio.run(train.train(load(overrides=more)))
+    assert [bound(load(overrides=[*more, f"rl.max_staleness={n}"])).steps for n in (0, 2, 5)] == [0, 1, 2]
 
 
 def test_prompt_longer_than_the_context() -> None:
@@ -144,6 +152,20 @@ def test_full_disk_ends_the_run_with_a_reason_and_no_draft(tmp_path: Path) -> No
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert not list((tmp_path / "checkpoints").iterdir())
         opened.save(3, 9, learner)  # type: ignore[arg-type]
+
+
+def test_another_models_checkpoint(tmp_path: Path) -> None:
+    learners = [
+        SimpleNamespace(state=lambda size=size: {"params": {"w": np.zeros(size)}}, version=1)
+        for size in (3, 4)
+    ]
+    with open_run(tmp_path, load(), learners[0]) as opened:  # type: ignore[arg-type]
+        opened.save(1, 4, learners[0])  # type: ignore[arg-type]
+    with (
+        pytest.raises(ConfigError, match=f"{tmp_path}: its checkpoints are another model's"),
+        open_run(tmp_path, load(), learners[1]),  # type: ignore[arg-type]
+    ):
+        pytest.fail("expected another model's checkpoint to be refused")
 
 
 def test_damaged_checkpoints_are_said_aloud() -> None:

@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 from jaxrl import train
 from jaxrl.config import ConfigError, load
 from jaxrl.feed.reader import lineage, read_events, read_rollouts, read_series, read_transcript
+from sandbox.tasks.generated.generate import generate
 from tools import check_run
-from tools.check_run import problems
+from tools.check_run import ages, problems
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -33,6 +34,8 @@ SMALL = (
     "sandbox.concurrency=16",
     "checkpoint.every=1",
 )
+
+AHEAD = ("rl.max_staleness=1", "rl.updates_per_step=1")
 
 
 def settings(folder: Path, name: str, *more: str) -> list[str]:
@@ -111,6 +114,53 @@ def test_a_truncated_training_distribution_is_refused(tmp_path):
     config = load(None, settings(tmp_path, "truncated", "sampling.top_p=0.9"))
     with pytest.raises(ConfigError, match="whole softmax"):
         asyncio.run(train.train(config))
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory) -> Path:
+    """A finished asynchronous run of four steps, whose weights change in the middle of turns."""
+    folder = tmp_path_factory.mktemp("runs")
+    more = ("run.steps=4", "rl.weight_update=in_flight", "tasks.validation_count=2")
+    train.main(settings(folder, "ahead", *more, *AHEAD))
+    return folder / "ahead"
+
+
+def test_an_asynchronous_run_trains_stale_tokens_within_the_bound(ahead):
+    assert problems(ahead) == []
+    assert max(ages(ahead)) == 1  # some rollouts were really generated ahead
+    staleness = dict(read_series(ahead, "train/staleness"))
+    assert staleness.get(1, 0) == 0 and all(value is None or 0 <= value <= 1 for value in staleness.values())
+    assert max(value or 0 for _, value in read_series(ahead, "train/staleness_max")) == 1
+    assert all(value == 0 for _, value in read_series(ahead, "groups/regenerated"))
+
+
+def test_parts_of_a_step_add_up(ahead):
+    def series(name: str) -> dict[int, float]:
+        return {step: value for step, value in read_series(ahead, name) if value is not None}
+
+    total, idle, share = series("time/step"), series("time/idle"), series("time/idle_share")
+    busy = {step: series("time/engine")[step] + series("time/training")[step] for step in total}
+    assert list(total) == [1, 2, 3, 4]
+    for step, seconds in total.items():
+        assert busy[step] > 0 and 0 <= idle[step] < seconds
+        assert busy[step] + idle[step] == pytest.approx(seconds, rel=0.2)
+        assert share[step] == idle[step] / seconds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_asynchronous_run_trains_every_rollout_once_and_within_the_bound(tmp_path):
+    more = ("run.steps=5", "checkpoint.every=2", "evaluation.samples=1", "tasks.validation_count=2")
+    more += AHEAD
+    for kill_after in (1, 3):
+        _kill_after_step(tmp_path, "killed", kill_after, more)
+    train.main(settings(tmp_path, "killed", *more))
+    killed = tmp_path / "killed"
+    assert problems(killed) == [] and max(ages(killed)) == 1
+    rollouts = [row for step in range(1, 6) for row in read_rollouts(killed, step)]
+    tasks = list(dict.fromkeys(row["task"] for row in rollouts))
+    expected = [spec.instance_id for spec in generate("train", 40, 0).specs[:20]]
+    assert len(rollouts) == 5 * 16 and tasks == expected
 
 
 @pytest.mark.slow
