@@ -9,7 +9,7 @@ HF := .cache/hf
 ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines jetstream parity parity-generate bench-model lint \
-	starting-checkpoint validate-tasks bench bench-engine bench-sandbox lock clean
+	kill-test starting-checkpoint validate-tasks bench bench-engine bench-sandbox lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -27,6 +27,9 @@ test: $(READY)  ## everything but the slow suites
 
 test-slow: $(READY)  ## the slow suites
 	$(PY) -m pytest -m slow $(ARGS)
+
+kill-test: $(READY)  ## a small run killed at 20 random moments ends as one that was not; ARGS="--async drain"
+	$(PY) -m tools.kill_run $(ARGS)
 
 test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment without JAX
 	$(NOJAX)/bin/python -m pytest -p no:cacheprovider tests/project/test_without_jax.py tests/feed $(ARGS)

@@ -1,6 +1,8 @@
 """The tools that read a run's feed: what they must notice, and that the picture is well formed."""
 
+import json
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,14 +11,17 @@ import pytest
 from jaxrl.contracts import Sampling
 from jaxrl.evaluation import Evaluation, record
 from jaxrl.feed.writer import RunWriter
-from tools.check_run import problems
+from tools.check_run import ages, problems
+from tools.kill_run import compare
 from tools.plot_run import draw
 
 Step = tuple[int, Sequence[tuple[str, int]], int]  # step, (task, version of its tokens), version afterwards
 
 
-def write_attempt(run: Path, steps: Sequence[Step], *, resumed_from: int | None = None) -> None:
-    config = {"rl": {"prompts_per_step": 1, "group_size": 1}}
+def write_attempt(
+    run: Path, steps: Sequence[Step], *, resumed_from: int | None = None, max_staleness: int = 0
+) -> None:
+    config = {"rl": {"prompts_per_step": 1, "group_size": 1, "max_staleness": max_staleness}}
     feed = RunWriter(run, config=config, versions={}, resumed_from=resumed_from)
     for step, rollouts, version in steps:
         for task, sampled_by in rollouts:
@@ -50,6 +55,53 @@ def test_what_a_resumed_attempt_abandoned_does_not_count(tmp_path):
 def test_each_kind_of_problem_is_found(tmp_path, steps, message):
     write_attempt(tmp_path, steps)
     assert any(message in problem for problem in problems(tmp_path))
+
+
+@pytest.mark.parametrize(("sampled_by", "sound"), [(0, False), (1, True), (3, True), (4, False)])
+def test_tokens_may_be_as_old_as_the_bound_and_never_of_later_weights(tmp_path, sampled_by, sound):
+    steps = [(1, [("a", 0)], 3), (2, [("b", sampled_by)], 4)]
+    write_attempt(tmp_path, steps, max_staleness=2)
+    assert problems(tmp_path) == (
+        [] if sound else ["step 2: 1 rollouts from other weights than versions 1 to 3"]
+    )
+    assert ages(tmp_path) == Counter([0, 3 - sampled_by])
+
+
+def write_whole(run: Path, *, reward: float = 1.0, digest: str = "a", model: bytes = b"m", task: str = "t"):
+    """A run of one step with all that is compared after kills."""
+    feed = RunWriter(run, config={"rl": {"prompts_per_step": 1, "group_size": 1}}, versions={})
+    row = {"task": task, "epoch": 0, "sample": 0, "outcome": "resolved", "reward": reward, "turns": 1}
+    feed.rollout(1, row | {"tokens": 9, "sampled": 4, "versions": [0, 0]}, "text")
+    feed.event("step", 1, version=1)
+    feed.close()
+    checkpoint = run / "checkpoints/checkpoint_000001_step_00000001"
+    checkpoint.mkdir(parents=True)
+    arrays = {"params/w": {"sha256": digest}}
+    (checkpoint / "ledger.json").write_text(json.dumps({"ledger": {"arrays": arrays}}))
+    (run / "model").mkdir()
+    (run / "model/model.safetensors").write_bytes(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "only_synchronous"),
+    [
+        ({"reward": 0.0}, "ledger of trained rollouts", True),
+        ({"digest": "b"}, "1 of 1 arrays of the checkpoint, such as params/w", True),
+        ({"model": b"n"}, "the exported model", True),
+        ({"task": "u"}, "other rollouts, or in other steps", False),
+    ],
+)
+def test_what_kills_changed_is_named(tmp_path, change, words, only_synchronous):
+    write_whole(tmp_path / "whole")
+    write_whole(tmp_path / "same")
+    write_whole(tmp_path / "other", **change)
+    for asynchronous in (False, True):
+        compared = {
+            name: compare(tmp_path / "whole", tmp_path / name, asynchronous=asynchronous)
+            for name in ("same", "other")
+        }
+        assert compared["same"] == []
+        assert any(words in each for each in compared["other"]) != (asynchronous and only_synchronous)
 
 
 def test_the_picture_is_xml_with_a_point_per_evaluation(tmp_path):
