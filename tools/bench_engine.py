@@ -246,19 +246,18 @@ async def duel(name: str, path: Path, peer: Peer, rounds: int, folder: Path) -> 
     )
 
 
-def speed(hf_python: Path, threads: int, rounds: int) -> None:
+def speed(hf_python: Path, threads: int, rounds: int, only: str | None) -> None:
     """Prints the table."""
     with tempfile.TemporaryDirectory(prefix="bench_engine_") as name:
         folder = Path(name)
         peer = Peer(hf_python, threads)
         print(f"float32, {threads} thread(s), {rounds} rounds after 1; {peer.versions}; tokens a second")
         print(f"{'':34} {'HF':>8} {'jaxrl':>8} {'':>7} {'at 256':>8} {'':>7} {'host':>8} {'compiled':>9}")
-        models = {
-            "MoE of the quickstart, 1M": START,
-            "dense, 12 layers, d 640, 100M": dense_model(folder / "dense"),
-        }
-        for title, path in models.items():
-            asyncio.run(duel(title, path, peer, rounds, folder))
+        if only != "dense":
+            asyncio.run(duel("MoE of the quickstart, 1M", START, peer, rounds, folder))
+        if only != "moe":
+            path = dense_model(folder / "dense")
+            asyncio.run(duel("dense, 12 layers, d 640, 100M", path, peer, rounds, folder))
         peer.close()
 
 
@@ -275,6 +274,7 @@ def main() -> None:
     parser.add_argument("--hf-python", type=Path, help="interpreter with torch and transformers, for speed")
     parser.add_argument("--threads", type=int, default=2, help="for both sides (default: 2)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of speed (default: 3)")
+    parser.add_argument("--only", choices=("moe", "dense"), help="one model of speed; dense: 20 minutes")
     args = parser.parse_args()
     if args.part != "economy" and args.hf_python is None:
         parser.error(
@@ -284,7 +284,7 @@ def main() -> None:
         if args.part != "speed":
             economy()
         if args.part != "economy":
-            speed(args.hf_python, args.threads, args.rounds)
+            speed(args.hf_python, args.threads, args.rounds, args.only)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from jaxrl.engine.cache import Sizes
 from jaxrl.engine.request import Request
 from jaxrl.engine.step import SlotState, idle_state
 
-_MOST_SKIPS = 8
+_MOST_PREFILLS = 4  # in a row, while others could decode
 
 
 class Batcher:
@@ -19,22 +19,21 @@ class Batcher:
 
     def __init__(self, rows: int, buckets: Sequence[int]):
         self.rows, self.buckets = rows, tuple(buckets)
+        self._in_a_row = 0
 
     def next_prefill(self, requests: Sequence[Request]) -> tuple[list[Request], int] | None:
-        """The requests that share the next prefill, and its bucket; None when decoding comes first.
+        """The requests that share the next prefill, and its bucket; None when it is decoding's turn.
 
-        Decoding goes on while few prompts wait for many decoding slots, since a prefill costs the
-        same for one row as for `rows`; a prompt is passed over at most a few times.
+        A decode step costs the same however many slots take part, so prompts go first; but a long one
+        must not hold up everybody: after a few prefills in a row that were not full, decoding has a turn.
         """
         waiting = [request for request in requests if not request.context.ready]
         decoding = len(requests) - len(waiting)
-        if not waiting:
+        full = len(waiting) >= min(self.rows, decoding)
+        if not waiting or (decoding and not full and self._in_a_row >= _MOST_PREFILLS):
+            self._in_a_row = 0
             return None
-        patient = all(request.skipped < _MOST_SKIPS for request in waiting)
-        if decoding and patient and len(waiting) < min(self.rows, decoding):
-            for request in waiting:
-                request.skipped += 1
-            return None
+        self._in_a_row += bool(decoding)
         return self._fullest(waiting)
 
     def size(self, request: Request) -> int:
@@ -47,10 +46,7 @@ class Batcher:
         for request in waiting:
             by_bucket[self._bucket(self.size(request))].append(request)
         bucket = max(by_bucket, key=lambda b: (len(by_bucket[b]), b))
-        chosen = by_bucket[bucket][: self.rows]
-        for request in chosen:
-            request.skipped = 0
-        return chosen, bucket
+        return by_bucket[bucket][: self.rows], bucket
 
     def _bucket(self, size: int) -> int:
         return next(bucket for bucket in self.buckets if bucket >= size)

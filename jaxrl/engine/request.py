@@ -32,7 +32,6 @@ class Request:
     parts: asyncio.Queue[Generation | EngineError] | None = None  # a stream's
     arrival: int = 0
     started: bool = False
-    skipped: int = 0  # times a prefill was put off
     waits_for: Prefix | None = None
     logprobs: list[float] = field(default_factory=list)
     full_logprobs: list[float] = field(default_factory=list)

@@ -71,12 +71,10 @@ def sample(
     )
     noisy_BV = scaled_BV + jnp.where(greedy_B[:, None], 0.0, noise_BV)
     token_B = _first_largest(noisy_BV)
-    logprob_B = jnp.where(greedy_B, 0.0, _gather(scaled_BV, token_B) - _log_total(scaled_BV))
-    total_B = _log_total(logits_BV)
-    likely_BW, token_BW = _most_likely(logits_BV, top)
-    return Sampled(
-        token_B, logprob_B, _gather(logits_BV, token_B) - total_B, token_BW, likely_BW - total_B[:, None]
-    )
+    logprob_B = jnp.where(greedy_B, 0.0, _logprob(scaled_BV, token_B[:, None])[:, 0])
+    token_BW = _most_likely(logits_BV, top)
+    full_BW = _logprob(logits_BV, jnp.concatenate([token_B[:, None], token_BW], axis=-1))
+    return Sampled(token_B, logprob_B, full_BW[:, 0], token_BW, full_BW[:, 1:])
 
 
 def _first_largest(x_BV: Array) -> Array:
@@ -89,21 +87,18 @@ def _first_largest(x_BV: Array) -> Array:
     return place_BV.min(-1)
 
 
-def _most_likely(logits_BV: Array, top: int) -> tuple[Array, Array]:
+def _most_likely(logits_BV: Array, top: int) -> Int[Array, "B W"]:
     if top == 0:
-        none = (logits_BV.shape[0], 0)
-        return jnp.zeros(none, logits_BV.dtype), jnp.zeros(none, jnp.int32)
-    return jax.lax.top_k(logits_BV, top)
+        return jnp.zeros((logits_BV.shape[0], 0), jnp.int32)
+    return jax.lax.top_k(logits_BV, top)[1]
 
 
-def _gather(logits_BV: Array, token_B: Array) -> Array:
-    return jnp.take_along_axis(logits_BV, token_B[:, None], axis=-1)[:, 0]
-
-
-def _log_total(logits_BV: Array) -> Array:
-    """log sum exp; the largest logit of a row is finite, or the row is broken anyway."""
-    largest_B = logits_BV.max(-1)
-    return largest_B + jnp.log(jnp.exp(logits_BV - largest_B[:, None]).sum(-1))
+def _logprob(logits_BV: Array, token_BW: Array) -> Array:
+    """log softmax at W tokens. Relative to the largest logit, as the trainer does: the difference of two
+    large logits would lose more bits than all layers before it. It is finite, or the row is broken."""
+    shifted_BV = logits_BV - logits_BV.max(-1, keepdims=True)
+    total_B = jnp.log(jnp.exp(shifted_BV).sum(-1))
+    return jnp.take_along_axis(shifted_BV, token_BW, axis=-1) - total_B[:, None]
 
 
 def _restricted(params: SamplingParams) -> Bool[Array, ""]:

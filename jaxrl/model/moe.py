@@ -13,8 +13,8 @@ from jaxrl.model.params import accumulation_dtype, create, mlp_weights, moe_weig
 from jaxrl.model.spec import ModelSpec
 from kernels.grouped_matmul import expert_mlp
 
-# Up to here comparing all pairs of experts is cheaper than sorting them, and training can afford every expert
-# on every token: rows keep their places, so a document's gradients do not depend on its neighbours by a bit.
+# Up to here comparing all pairs of experts is cheaper than sorting them, and every expert can be afforded on
+# every token: rows keep their places, so a document's gradients do not depend on its neighbours by a bit.
 FEW_EXPERTS = 16
 
 
@@ -69,7 +69,6 @@ class MoE(nnx.Module):
         """Returns the output and, for training, (counts_E, probability_E) of the real tokens `valid_BT`."""
         chosen, E = self.spec.experts_per_token, self.spec.num_experts
         assert chosen is not None and E is not None
-        training = valid_BT is not None
         x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
         probability_TE = self.probabilities(x_TD)
         selected_TE = top_experts(probability_TE, chosen)
@@ -81,7 +80,7 @@ class MoE(nnx.Module):
             gate_up_EDF=self.gate_up[...],
             down_EFD=self.down[...],
             experts_per_token=chosen,
-            implementation="dense_masked" if E <= FEW_EXPERTS and training else "auto",
+            implementation="dense_masked" if E <= FEW_EXPERTS else "auto",
         )
         shared_TD = self.shared(x_TD)[0] * jax.nn.sigmoid(_one_column(x_TD, self.shared_gate[...]))
         stats = None if valid_BT is None else _sums(selected_TE, probability_TE, valid_BT.reshape(-1, 1))

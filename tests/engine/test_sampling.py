@@ -44,6 +44,20 @@ def oracle(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min
     return probabilities / probabilities.sum()
 
 
+@pytest.mark.parametrize("offset", [0.0, 40.0, -300.0])
+def test_large_logits_cost_no_more_than_their_differences(offset):
+    rows = 50
+    logits = (np.random.default_rng(1).integers(-64, 64, (rows, VOCAB)) / 8 + offset).astype(np.float32)
+    table = logits.astype(np.float64) - offset
+    table -= np.log(np.exp(table).sum(-1, keepdims=True))
+    drawn = sample(jnp.asarray(logits), params(rows), positions_B=jnp.zeros(rows, jnp.int32), top=2)
+    expected = table[np.arange(rows), drawn.token_B]
+    np.testing.assert_allclose(drawn.logprob_B, expected, rtol=2e-7, atol=2e-7)
+    np.testing.assert_allclose(drawn.full_logprob_B, expected, rtol=2e-7, atol=2e-7)
+    top = np.sort(table)[:, :-3:-1]
+    np.testing.assert_allclose(drawn.top_logprob_BW, top, rtol=2e-7, atol=2e-7)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

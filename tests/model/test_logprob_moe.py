@@ -38,6 +38,19 @@ def test_logprobs_and_entropy(chunk, temperature):
     np.testing.assert_allclose(entropy, -(np.exp(table) * table).sum(-1), atol=1e-12)
 
 
+@pytest.mark.parametrize("offset", [0.0, 40.0, -300.0])
+def test_large_logits_cost_no_more_than_their_differences(offset):
+    rng = np.random.default_rng(1)
+    logits = (rng.integers(-64, 64, (50, 17)) / 8 + offset).astype(np.float32)  # exact, also at 300
+    targets = rng.integers(0, 17, 50)
+    table = logits.astype(np.float64) - offset
+    table -= np.log(np.exp(table).sum(-1, keepdims=True))
+    head = jnp.eye(17, dtype=jnp.float32)
+    scores = target_logprobs(jnp.asarray(logits), head, targets_B=jnp.asarray(targets))
+    np.testing.assert_allclose(scores.logprob_B, table[np.arange(50), targets], rtol=2e-7, atol=2e-7)
+    np.testing.assert_allclose(scores.entropy_B, -(np.exp(table) * table).sum(-1), atol=2e-6)
+
+
 def gradients(function):
     hidden, head, targets = map(jnp.asarray, inputs())
 
