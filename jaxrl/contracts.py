@@ -175,6 +175,9 @@ class Trajectory:
     reward: float | None
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds
     detail: str = ""  # why, for people
+    routed_experts: Int16[np.ndarray, "T L X"] | None = field(default=None, compare=False)
+    """Experts that the sampler used for each token, -1 for the last one, which was never fed to the model.
+    Only from an engine that records them."""
 
 
 @dataclass(frozen=True, kw_only=True)

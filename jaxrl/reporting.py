@@ -90,12 +90,11 @@ def trained_ages(result: StepResult, *, version: int) -> Counter[int]:
     """Tokens in the loss by their age: `version`, that of the step's start, minus the one that sampled."""
     ages: Counter[int] = Counter()
     for group, examples in zip(result.groups, result.examples, strict=True):
-        for trajectory in group.trajectories if examples.examples else ():
-            if OUTCOME_RULES[trajectory.outcome].trained:
-                values, counts = np.unique(
-                    version - trajectory.versions[trajectory.loss_mask], return_counts=True
-                )
-                ages.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        for trajectory in (group.trajectories[sample] for sample in examples.samples):
+            values, counts = np.unique(
+                version - trajectory.versions[trajectory.loss_mask], return_counts=True
+            )
+            ages.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
     return ages
 
 
@@ -133,6 +132,7 @@ def _groups(result: StepResult) -> dict[str, Value]:
         "groups/mixed": (sum(group.mixed for group in result.examples), len(rates)),
         "groups/all_pass": (rates.count(1.0), len(rates)),
         "groups/all_fail": (rates.count(0.0), len(rates)),
+        "reward/overlong": (sum(group.penalty for group in result.examples), len(rates)),
         "train/advantage_size": (sum(abs(each.advantage) for each in trained), len(trained)),
     }
 
@@ -148,7 +148,13 @@ def _updates(reports: Sequence[UpdateReport]) -> dict[str, Value]:
     if not applied:
         return values
     tokens = sum(report.metrics["tokens"] for report in applied)
-    mean = {"train/entropy": "entropy", "train/ratio": "ratio"}
+    mean = {
+        "train/entropy": "entropy",
+        "train/ratio": "ratio",
+        "train/importance_zero": "importance_zero_share",
+        "train/kl": "kl",
+    }
+    clips = ("clip_low_share", "clip_high_share", "clip_c_share")
     last = applied[-1].metrics
     return values | {
         "tokens/trained": tokens,
@@ -156,8 +162,9 @@ def _updates(reports: Sequence[UpdateReport]) -> dict[str, Value]:
         "train/aux_loss": last["aux_loss"],
         "train/grad_norm": last["grad_norm"],
         "train/learning_rate": last["learning_rate"],
-        "train/clipped": (_total(applied, "clip_low_share") + _total(applied, "clip_high_share"), tokens),
-        **{name: (_total(applied, key), tokens) for name, key in mean.items()},
+        "train/dropped": sum(report.metrics["dropped_tokens"] for report in applied),
+        "train/clipped": (sum(_total(applied, clip) for clip in clips), tokens),
+        **{name: (_total(applied, key), tokens) for name, key in mean.items() if key in last},
     }
 
 

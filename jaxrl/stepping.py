@@ -73,9 +73,9 @@ class StepTrainer:
             result.groups = shuffled(result.groups, seed=self._options.shuffle_seed)
         examples = [each for group in result.groups for each in self._examples(group, result)]
         parts = np.array_split(np.arange(len(examples)), self._options.updates)
-        batches = [self._packed([examples[i] for i in part]) for part in parts]
-        for batch in (each for part in batches for each in part):
-            result.logprob_errors.append(await self._timed(result, self._logprob_errors, batch))
+        packed = [self._packed([examples[i] for i in part]) for part in parts]
+        batches = [[await self._timed(result, self._scored, batch) for batch in part] for part in packed]
+        result.logprob_errors = [_logprob_errors(batch) for part in batches for batch in part]
         for part in batches:
             await self._accumulate(part, result)
             await self._apply(result)
@@ -83,10 +83,9 @@ class StepTrainer:
     def _packed(self, examples: Sequence[Example]) -> list[Microbatch]:
         return [*pack(examples, rows=self._options.rows, row_length=self._options.row_length)]
 
-    def _logprob_errors(self, batch: Microbatch) -> np.ndarray:
-        """|trainer - sampler| of every trained token, before any update: later ones change the weights."""
-        gap_BT = np.abs(self._learner.logprobs(batch) - batch.sampler_logprobs_BT)
-        return gap_BT[batch.weights_BT > 0]
+    def _scored(self, batch: Microbatch) -> Microbatch:
+        """With the trainer's log-probs from before the first update: later ones change the weights."""
+        return batch._replace(old_logprobs_BT=self._learner.logprobs(batch))
 
     def _examples(self, group: TrajectoryGroup, result: StepResult) -> list[Example]:
         made = group_examples(group, options=self._options.group)
@@ -111,6 +110,11 @@ class StepTrainer:
         value, seconds = await asyncio.get_running_loop().run_in_executor(self._device, timed)
         result.training_seconds += seconds
         return value
+
+
+def _logprob_errors(batch: Microbatch) -> np.ndarray:
+    """|trainer - sampler| of every trained token."""
+    return np.abs(batch.old_logprobs_BT - batch.sampler_logprobs_BT)[batch.weights_BT > 0]
 
 
 def shuffled(groups: Sequence[TrajectoryGroup], *, seed: int) -> list[TrajectoryGroup]:

@@ -33,6 +33,7 @@ _held_out = partial(_metric, population="held_out")
 _SAMPLED = [
     _sampled("reward/mean", "1", "ratio", "mean reward", "Σ reward / graded"),
     _trained("reward/trained", "1", "ratio", "mean reward in the loss", "Σ reward / kept"),
+    _trained("reward/overlong", "1", "ratio", "what long episodes lost of their reward", "Σ mean / groups"),
     _sampled("reward/pass_rate", "1", "ratio", "tasks repaired", "resolved / voting"),
     _sampled("groups/mixed", "1", "ratio", "groups with unequal rewards", "mixed / groups"),
     _sampled("groups/all_pass", "1", "ratio", "groups all of whose rollouts resolve"),
@@ -82,6 +83,15 @@ _TRAIN = [
     _trained("train/entropy", "nat", "ratio", "of the full softmax at sampled positions", "Σ H / tokens"),
     _trained("train/clipped", "1", "ratio", "tokens whose ratio is clipped", "clipped / tokens"),
     _trained("train/ratio", "1", "ratio", "probability ratio, new to old", "Σ ratio / tokens"),
+    _trained("train/kl", "nat", "ratio", "estimated distance to the reference policy", "Σ KL / tokens"),
+    _trained(
+        "train/importance_zero",
+        "1",
+        "ratio",
+        "tokens that the importance correction drops",
+        "dropped / tokens",
+    ),
+    _trained("train/dropped", "tokens", "gauge", "tokens left out for the log-prob error of their sequence"),
     _trained("train/advantage_size", "1", "ratio", "size of the advantage", "Σ |A| / rollouts"),
     _trained(
         "train/logprob_error_mean", "nat", "ratio", "sampler against trainer, same weights", "Σ |Δ| / tokens"

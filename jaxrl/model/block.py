@@ -49,14 +49,22 @@ class Block(nnx.Module):
         else:
             self.mlp = Mlp(spec, width=spec.mlp_dim, hub="mlp", rngs=rngs)
 
-    def __call__(self, x_BTD: Array, packing: Packing) -> tuple[Array, tuple[Array, Array] | None]:
-        """Packed rows; returns the residual stream and the router sums, None for a dense MLP."""
+    def __call__(
+        self, x_BTD: Array, packing: Packing, *, routes_BTX: Array | None = None
+    ) -> tuple[Array, tuple[Array, Array] | None]:
+        """Packed rows; returns the residual stream and the router sums, None for a dense MLP.
+
+        Args:
+          routes_BTX: experts to use, see `MoE`.
+        """
         h_BTD = rms_norm(x_BTD, self.mixer_norm[...], eps=self.eps)
         if isinstance(self.mixer, GatedDeltaNet):
             x_BTD = x_BTD + self.mixer(h_BTD, segment_ids_BT=packing.segment_ids_BT)
         else:
             x_BTD = x_BTD + self.mixer(h_BTD, rope=packing.rope, mask_BTS=packing.mask_BTS)
-        return self._mlp(x_BTD, packing.valid_BT)
+        h_BTD = rms_norm(x_BTD, self.mlp_norm[...], eps=self.eps)
+        y_BTD, stats = self.mlp(h_BTD, packing.valid_BT, routes_BTX=routes_BTX)
+        return x_BTD + y_BTD, stats
 
     def extend(
         self, x_BTD: Array, cache: GdnCache | PagedKv, *, rope: Rope, rows: Rows
@@ -72,10 +80,6 @@ class Block(nnx.Module):
         x_BTD = x_BTD + y_BTD
         h_BTD = rms_norm(x_BTD, self.mlp_norm[...], eps=self.eps)
         return x_BTD + self.mlp(h_BTD)[0], new, self.mlp.routes(h_BTD)
-
-    def _mlp(self, x_BTD: Array, valid_BT: Array) -> tuple[Array, tuple[Array, Array] | None]:
-        y_BTD, stats = self.mlp(rms_norm(x_BTD, self.mlp_norm[...], eps=self.eps), valid_BT)
-        return x_BTD + y_BTD, stats
 
 
 def packed_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

@@ -37,10 +37,14 @@ class Mlp(nnx.Module):
         create(self, mlp_weights(spec, width, hub), rngs)
 
     def __call__(
-        self, x_BTD: Float[Array, "*B D"], valid_BT: Bool[Array, "*B"] | None = None
+        self,
+        x_BTD: Float[Array, "*B D"],
+        valid_BT: Bool[Array, "*B"] | None = None,
+        *,
+        routes_BTX: Int16[Array, "*B X"] | None = None,
     ) -> tuple[Float[Array, "*B D"], None]:
         """Token by token; the second result stands where a mixture returns its router sums."""
-        del valid_BT
+        del valid_BT, routes_BTX
         gate_BTF, up_BTF = project(x_BTD, self.gate[...]), project(x_BTD, self.up[...])
         return project(jax.nn.silu(gate_BTF) * up_BTF, self.down[...]), None
 
@@ -64,14 +68,25 @@ class MoE(nnx.Module):
         self.shared = Mlp(spec, width=spec.shared_expert_dim, hub="mlp.shared_expert", rngs=rngs)
 
     def __call__(
-        self, x_BTD: Float[Array, "B T D"], valid_BT: Bool[Array, "B T"] | None = None
+        self,
+        x_BTD: Float[Array, "B T D"],
+        valid_BT: Bool[Array, "B T"] | None = None,
+        *,
+        routes_BTX: Int16[Array, "B T X"] | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[Array, Array] | None]:
-        """Returns the output and, for training, (counts_E, probability_E) of the real tokens `valid_BT`."""
+        """Returns the output and, for training, (counts_E, probability_E) of the real tokens `valid_BT`.
+
+        Args:
+          routes_BTX: experts to use in place of the most probable ones, weighed by what the router thinks of
+            them now; -1 leaves the choice to the router.
+        """
         chosen, E = self.spec.experts_per_token, self.spec.num_experts
         assert chosen is not None and E is not None
         x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
         probability_TE = self.probabilities(x_TD)
         selected_TE = top_experts(probability_TE, chosen)
+        if routes_BTX is not None:
+            selected_TE = _replayed(routes_BTX.reshape(-1, chosen), selected_TE)
         combine_TE = jnp.where(selected_TE, probability_TE, 0)
         combine_TE = combine_TE / combine_TE.sum(-1, keepdims=True)
         routed_TD = expert_mlp(
@@ -108,6 +123,12 @@ def top_experts(probability_TE: Float[Array, "T E"], chosen: int) -> Bool[Array,
     mine, other = probability_TE[..., :, None], probability_TE[..., None, :]
     earlier = jnp.tri(E, k=-1, dtype=bool)
     return ((other > mine) | ((other == mine) & earlier)).sum(-1) < chosen
+
+
+def _replayed(routes_TX: Array, selected_TE: Array) -> Array:
+    """The recorded experts of each token, and the router's own where none are recorded."""
+    recorded_TE = jax.nn.one_hot(routes_TX, selected_TE.shape[-1], dtype=bool).any(-2)
+    return jnp.where(routes_TX[:, :1] >= 0, recorded_TE, selected_TE)
 
 
 def balancing_loss(stats: RouterStats) -> Float[Array, ""]:

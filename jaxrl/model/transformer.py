@@ -64,11 +64,19 @@ class Transformer(nnx.Module):
         positions_BT: Int[Array, "B T"],
         remat: bool = False,
         scan: bool = False,
+        routes_BTLX: Int16[Array, "B T L X"] | None = None,
     ) -> tuple[Float[Array, "B T D"], RouterStats | None]:
-        """As `__call__`, with the routers' sums over real tokens; None for a dense model."""
+        """As `__call__`, with the routers' sums over real tokens; None for a dense model.
+
+        Args:
+          routes_BTLX: experts that each layer is to use for a token, as `extend_with_routes` returns them;
+            -1 leaves the choice to the router, whose probabilities weigh them in any case.
+        """
         packing = Packing.of(segment_ids_BT, positions_BT, self.spec)
         x_BTD = self.embed[...][tokens_BT]
-        x_BTD, stats = run_layers(list(self.layers), x_BTD, packing=packing, remat=remat, scan=scan)
+        x_BTD, stats = run_layers(
+            list(self.layers), x_BTD, packing=packing, remat=remat, scan=scan, routes_BTLX=routes_BTLX
+        )
         return rms_norm(x_BTD, self.norm[...], eps=self.spec.norm_eps), stats
 
     def mtp_hidden(

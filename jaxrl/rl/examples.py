@@ -1,12 +1,13 @@
 """Turns the finished episodes of one prompt into documents to train on. Pure NumPy."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from jaxrl.contracts import OUTCOME_RULES, Outcome, OutcomeRule, Trajectory, TrajectoryGroup
 from jaxrl.rl.advantage import AdvantageOptions, group_advantages
+from jaxrl.rl.overlong import OverlongPenalty
 from jaxrl.rl.packing import Example
 
 
@@ -14,12 +15,14 @@ from jaxrl.rl.packing import Example
 class GroupOptions:
     """How a group becomes examples.
 
-    drop_equal_groups: leave out groups without any advantage, whose gradient is 0 anyway. They
-        then also leave the loss's denominator, which the benchmark's rules forbid.
+    drop_equal_groups: leave out groups whose graded rewards give no advantage. They then also leave the
+        loss's denominator, which the benchmark's rules forbid.
+    overlong: penalty on the length of an episode, added to its graded reward. None: none.
     """
 
     advantage: AdvantageOptions = field(default_factory=AdvantageOptions)
     drop_equal_groups: bool = True
+    overlong: OverlongPenalty | None = None
     rules: Mapping[Outcome, OutcomeRule] = field(default_factory=lambda: OUTCOME_RULES)
 
 
@@ -27,13 +30,23 @@ class GroupOptions:
 class GroupExamples:
     """What a group contributes to a step.
 
-    `examples` are the trained members in sample order; `mixed` says whether any has an advantage;
-    `masked` counts the members that are not trained.
+    `examples` are the trained members in sample order, `samples` which those are; `mixed` says whether any
+    has an advantage by its graded reward; `masked` counts the members that are not trained; `penalty` is the
+    mean of what was added to the rewards of the trained members for their length.
     """
 
     examples: list[Example]
+    samples: list[int]
     mixed: bool
     masked: int
+    penalty: float = 0.0
+
+
+def with_masked(
+    outcomes: Iterable[Outcome], rules: Mapping[Outcome, OutcomeRule] = OUTCOME_RULES
+) -> Mapping[Outcome, OutcomeRule]:
+    """`rules` in which `outcomes` are not trained; they go on to vote with the reward they have."""
+    return {**rules, **{outcome: replace(rules[outcome], trained=False) for outcome in outcomes}}
 
 
 def group_examples(group: TrajectoryGroup, *, options: GroupOptions) -> GroupExamples:
@@ -46,17 +59,27 @@ def group_examples(group: TrajectoryGroup, *, options: GroupOptions) -> GroupExa
     trained_G = np.array([rule.trained for rule in rules], bool)
     votes_G = np.array([rule.votes for rule in rules], bool)
     rewards_G = np.array([_reward(*pair) for pair in zip(group.trajectories, rules, strict=True)])
-    advantages_G = group_advantages(
-        rewards_G, trained_G=trained_G, votes_G=votes_G, options=options.advantage
-    )
-    mixed = bool((advantages_G != 0).any())
-    kept = [g for g in np.flatnonzero(trained_G).tolist() if mixed or not options.drop_equal_groups]
-    examples = [
-        _example(group.trajectories[g], float(advantages_G[g]))
-        for g in kept
-        if group.trajectories[g].loss_mask.any()  # an episode may end before its first turn
+    lengths_G = np.array([len(trajectory.tokens) for trajectory in group.trajectories])
+    penalty_G = np.zeros_like(rewards_G) if options.overlong is None else options.overlong(lengths_G)
+
+    def advantages(rewards_G: np.ndarray) -> np.ndarray:
+        return group_advantages(rewards_G, trained_G=trained_G, votes_G=votes_G, options=options.advantage)
+
+    mixed = bool((advantages(rewards_G) != 0).any())
+    advantages_G = advantages(rewards_G + penalty_G)
+    samples = [
+        g
+        for g in np.flatnonzero(trained_G).tolist()
+        # An episode may end before its first turn.
+        if (mixed or not options.drop_equal_groups) and group.trajectories[g].loss_mask.any()
     ]
-    return GroupExamples(examples=examples, mixed=mixed, masked=int((~trained_G).sum()))
+    return GroupExamples(
+        examples=[_example(group.trajectories[g], float(advantages_G[g])) for g in samples],
+        samples=samples,
+        mixed=mixed,
+        masked=int((~trained_G).sum()),
+        penalty=float(penalty_G[trained_G].mean()) if trained_G.any() else 0.0,
+    )
 
 
 def _reward(trajectory: Trajectory, rule: OutcomeRule) -> float:
@@ -76,4 +99,5 @@ def _example(trajectory: Trajectory, advantage: float) -> Example:
         weights_T=trajectory.loss_mask.astype(np.float32),
         logprobs_T=trajectory.logprobs,
         advantage=advantage,
+        routes_TLX=trajectory.routed_experts,
     )

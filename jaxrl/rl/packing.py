@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int16, Int32
 
 PackingOrder = Literal["in_order", "first_fit_decreasing"]
 
@@ -21,13 +21,16 @@ class Example:
 
     `weights_T[t]` is the loss weight of token t: 0 or 1 in reinforcement learning, any
     non-negative number in supervised training. The first token is predicted by nothing, so its
-    weight must be 0. `logprobs_T` are the sampler's, 0 where nothing was sampled.
+    weight must be 0. `logprobs_T` are the sampler's, 0 where nothing was sampled. `routes_TLX` are the X
+    experts of each of L layers that the sampler used for a token, -1 where it recorded none; None where
+    routing is not replayed.
     """
 
     tokens_T: Int32[np.ndarray, " T"]
     weights_T: Float32[np.ndarray, " T"]
     logprobs_T: Float32[np.ndarray, " T"] | None = None
     advantage: float = 0.0
+    routes_TLX: Int16[np.ndarray, "T L X"] | None = None
 
 
 class Microbatch(NamedTuple):
@@ -35,8 +38,9 @@ class Microbatch(NamedTuple):
 
     NumPy arrays on the host, JAX arrays inside a training step.
 
-    `old_logprobs_BT` is NaN until a trainer pass fills it (`Learner.logprobs`), so that a loss
-    which needs it fails visibly instead of using something else.
+    `old_logprobs_BT` and `reference_logprobs_BT` are NaN until a trainer pass fills them, so that a loss
+    which needs them fails visibly instead of using something else. `routes_BTLX` is aligned with
+    `tokens_BT`, -1 where the model chooses its experts itself, and None where no example has any.
     """
 
     tokens_BT: Int32[Any, "B T"]
@@ -47,6 +51,8 @@ class Microbatch(NamedTuple):
     advantages_BT: Float32[Any, "B T"]
     sampler_logprobs_BT: Float32[Any, "B T"]
     old_logprobs_BT: Float32[Any, "B T"]
+    reference_logprobs_BT: Float32[Any, "B T"]
+    routes_BTLX: Int16[Any, "B T L X"] | None = None
 
 
 def pack(
@@ -106,6 +112,8 @@ def _checked(example: Example, row_length: int) -> Example:
             "expected weight 0 on a document's first token, which nothing predicts, "
             f"got {example.weights_T[0]}"
         )
+    if example.routes_TLX is not None and len(example.routes_TLX) != length:
+        raise ValueError(f"expected routes_TLX of {length} tokens, got {len(example.routes_TLX)}")
     if not (np.isfinite(example.weights_T).all() and (example.weights_T >= 0).all()):
         raise ValueError("expected finite, non-negative weights_T; a sign or scale belongs into `advantage`")
     return example
@@ -175,10 +183,11 @@ def _place(example: Example, bins: _Rows, free: list[int], *, rows: int, row_len
     return True
 
 
-def _empty(rows: int, row_length: int) -> Microbatch:
+def _empty(rows: int, row_length: int, routes: tuple[int, ...] | None) -> Microbatch:
     def zeros(dtype: type[np.generic]) -> np.ndarray:
         return np.zeros((rows, row_length), dtype)
 
+    unknown = np.full((rows, row_length), np.nan, np.float32)
     return Microbatch(
         tokens_BT=zeros(np.int32),
         targets_BT=zeros(np.int32),
@@ -187,12 +196,25 @@ def _empty(rows: int, row_length: int) -> Microbatch:
         weights_BT=zeros(np.float32),
         advantages_BT=zeros(np.float32),
         sampler_logprobs_BT=zeros(np.float32),
-        old_logprobs_BT=np.full((rows, row_length), np.nan, np.float32),
+        old_logprobs_BT=unknown,
+        reference_logprobs_BT=unknown.copy(),
+        routes_BTLX=None if routes is None else np.full((rows, row_length, *routes), -1, np.int16),
     )
 
 
+def _routes_shape(bins: _Rows) -> tuple[int, ...] | None:
+    """(layers, experts of a token) of the examples' routes; None if they have none."""
+    shapes = {None if e.routes_TLX is None else e.routes_TLX.shape[1:] for row in bins for e in row}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"expected routes of one shape in all examples or in none, got {shapes}: record the experts of "
+            "every rollout (EngineOptions.routed_experts)"
+        )
+    return shapes.pop()
+
+
 def _fill(bins: _Rows, rows: int, row_length: int) -> Microbatch:
-    batch = _empty(rows, row_length)
+    batch = _empty(rows, row_length, _routes_shape(bins))
     for row, examples in enumerate(bins):
         start = 0
         for segment, example in enumerate(examples, start=1):
@@ -213,3 +235,6 @@ def _write(batch: Microbatch, example: Example, *, row: int, start: int, segment
     batch.advantages_BT[document] = example.advantage
     if example.logprobs_T is not None:
         batch.sampler_logprobs_BT[predictions] = example.logprobs_T[1:]
+    if example.routes_TLX is not None:
+        assert batch.routes_BTLX is not None
+        batch.routes_BTLX[document] = example.routes_TLX

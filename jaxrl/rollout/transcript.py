@@ -18,6 +18,7 @@ class Transcript:
         self._full_logprobs: list[float] = []
         self._versions: list[int] = []
         self._turns: list[Turn] = []
+        self._routes: list[np.ndarray] = []  # of all tokens but the last
 
     def give(self, ids: Sequence[int], role: Literal["prompt", "tool"]) -> None:
         """Appends ids that were not sampled."""
@@ -33,6 +34,8 @@ class Transcript:
                 f"expected one log-prob and version per token, got lengths {lengths}: fix the engine"
             )
         self._append("assistant", *columns, sampled=True)
+        if generation.routed_experts is not None:
+            self._routes.append(generation.routed_experts)
 
     def _append(
         self,
@@ -78,4 +81,11 @@ class Transcript:
             reward=reward,
             timings=timings,
             detail=detail,
+            routed_experts=self._routed_experts(),
         )
+
+    def _routed_experts(self) -> np.ndarray | None:
+        """None also where a cancelled turn left tokens without a record; such an episode is not trained."""
+        if not self._routes or sum(map(len, self._routes)) != len(self._tokens) - 1:
+            return None
+        return np.concatenate([*self._routes, np.full_like(self._routes[0][:1], -1)])

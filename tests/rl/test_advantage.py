@@ -1,9 +1,10 @@
-"""Advantages against loops in plain Python, and the benchmark's published values."""
+"""Advantages against the independent reference, and the benchmark's published values."""
 
 import math
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,30 +21,6 @@ def advantages(rewards, options, *, trained=None, votes=None):
     return group_advantages(
         np.asarray(rewards, np.float64), trained_G=trained_G, votes_G=votes_G, options=options
     )
-
-
-def reference(rewards, trained, votes, options):
-    """The formulas of the benchmark's reference, spelled out with Python floats."""
-    if options.masked_vote:
-        votes = [vote or not train for vote, train in zip(votes, trained, strict=True)]
-    result = []
-    for i, reward in enumerate(rewards):
-        leave_out = {i} if options.baseline == "leave_one_out" else set()
-        others = [r for j, r in enumerate(rewards) if votes[j] and j not in leave_out]
-        if not trained[i] or sum(votes) < 2:
-            result.append(0.0)
-            continue
-        n = len(others)
-        b = math.fsum(others) / n
-        advantage = reward - b
-        if options.normalise_std and n > 1:
-            square = math.fsum(r * r for r in others) / n
-            s = math.sqrt(max(square - b * b, 0.0) * n / (n - 1))
-            # The reference has rewards of 0 and 1, whose spread is exactly 0 or far from it.
-            if s > 1e-6:
-                advantage /= s + options.epsilon
-        result.append(advantage)
-    return result
 
 
 GROUPS = st.integers(2, 16).flatmap(
@@ -66,7 +43,15 @@ OPTIONS = st.builds(
 def test_equals_the_reference(group, options):
     rewards, trained, votes = group
     got = advantages(rewards, options, trained=trained, votes=votes)
-    np.testing.assert_allclose(got, reference(rewards, trained, votes, options), rtol=1e-9, atol=1e-12)
+    wanted = reference.advantages(
+        rewards,
+        trained,
+        votes,
+        baseline=options.baseline,
+        normalise_std=options.normalise_std,
+        masked_vote=options.masked_vote,
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None)

@@ -25,7 +25,7 @@ def numbers(batch, *, seed=1):
     scores = Scores(
         jnp.asarray(near), jnp.asarray(entropy), jnp.asarray(norm), jnp.asarray(0.37, jnp.float32)
     )
-    return scores, batch._replace(old_logprobs_BT=old)
+    return scores, batch._replace(old_logprobs_BT=old, reference_logprobs_BT=near - old)
 
 
 def packed(examples):
@@ -207,6 +207,31 @@ def test_sequences_dropped_by_importance_stay_in_the_denominator():
     assert float(strict(scores, batch).denominator) == float(loose(scores, batch).denominator) > 0
 
 
+def test_gspo_by_token_gives_each_token_its_own_advantage():
+    scores, batch = packed(random_examples(12, seed=3))
+    rng = np.random.default_rng(0)
+    mixed_BT = rng.normal(size=batch.advantages_BT.shape).astype(np.float32)
+    settings: dict[str, Any] = {"normalisation": "sequence", "clip_low": 0.9, "clip_high": 9.0}
+
+    def slope(objective, advantages_BT):
+        loss, held = PolicyLoss(objective=objective, **settings), batch._replace(advantages_BT=advantages_BT)
+        return jax.grad(lambda lp: loss(scores._replace(logprobs_BT=lp), held).numerator)(scores.logprobs_BT)
+
+    equal = [np.asarray(slope(name, batch.advantages_BT)) for name in ("gspo", "gspo_token")]
+    np.testing.assert_allclose(*equal, rtol=1e-4, atol=1e-6)
+    whole, own = (np.asarray(slope(name, mixed_BT)) for name in ("gspo", "gspo_token"))
+    for row, segments in enumerate(batch.segment_ids_BT):
+        for segment in range(1, segments.max(initial=0) + 1):
+            places = np.flatnonzero((segments == segment) & (batch.weights_BT[row] > 0))
+            if not len(places):
+                continue
+            gaps = np.asarray(scores.logprobs_BT)[row, places] - batch.sampler_logprobs_BT[row, places]
+            s = math.exp(gaps.astype(np.float64).mean())
+            wanted = -s * mixed_BT[row, places] / len(places)
+            np.testing.assert_allclose(own[row, places], wanted, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(whole[row, places], wanted.mean(), rtol=1e-4, atol=1e-6)
+
+
 def test_masked_rows_leave_the_loss_of_the_kept_rows_alone():
     examples = random_examples(10, seed=5)
     masked = random_examples(10, seed=6, trained=False)
@@ -244,7 +269,16 @@ def test_cross_entropy_weighs_tokens():
 
 
 @pytest.mark.parametrize(
-    "loss", [CrossEntropy(), PolicyLoss(ratio="recomputed"), PolicyLoss(ratio="on_policy")]
+    "loss",
+    [
+        CrossEntropy(),
+        PolicyLoss(ratio="recomputed", importance="sequence_mask", sequence_error_limit=5.0),
+        PolicyLoss(ratio="on_policy", kl_coefficient=0.1),
+        PolicyLoss(objective="gspo", normalisation="sequence", clip_high=4.0),
+        PolicyLoss(objective="gspo_token", normalisation="sequence", clip_high=4.0),
+        PolicyLoss(objective="cispo"),
+        PolicyLoss(clip_c=3.0),
+    ],
 )
 def test_garbage_at_untrained_positions_reaches_neither_value_nor_gradient(loss):
     scores, batch = packed(random_examples(6, seed=4))
@@ -254,6 +288,7 @@ def test_garbage_at_untrained_positions_reaches_neither_value_nor_gradient(loss)
         advantages_BT=np.where(hole_BT, np.nan, batch.advantages_BT).astype(np.float32),
         sampler_logprobs_BT=np.where(hole_BT, np.inf, batch.sampler_logprobs_BT).astype(np.float32),
         old_logprobs_BT=np.where(hole_BT, np.nan, batch.old_logprobs_BT).astype(np.float32),
+        reference_logprobs_BT=np.where(hole_BT, np.nan, batch.reference_logprobs_BT).astype(np.float32),
     )
     dirty = scores._replace(
         logprobs_BT=jnp.where(hole_BT, -jnp.inf, scores.logprobs_BT),
@@ -272,6 +307,11 @@ def test_garbage_at_untrained_positions_reaches_neither_value_nor_gradient(loss)
         {"ratio": "sampler", "importance": "truncated"},
         {"normalisation": "constant"},
         {"normalisation": "token", "constant_length": 3},
+        {"objective": "gspo"},
+        {"objective": "gspo_token", "normalisation": "constant", "constant_length": 3},
+        {"clip_c": 1.0},
+        {"clip_c": 3.0, "objective": "cispo"},
+        {"importance_min": 2.1},
     ],
 )
 def test_contradictory_settings_are_refused(settings):

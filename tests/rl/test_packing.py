@@ -1,5 +1,7 @@
 """Packing: every trained token exactly once, nothing across documents."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,7 +39,7 @@ ORDERS = st.sampled_from(["in_order", "first_fit_decreasing"])
 def test_every_document_is_packed_once_and_whole(examples, rows, order):
     seen = {}
     for batch in pack(examples, rows=rows, row_length=LENGTH, order=order):
-        assert all(array.shape == (rows, LENGTH) for array in batch)
+        assert all(array.shape == (rows, LENGTH) for array in batch[:-1]) and batch.routes_BTLX is None
         for row in range(rows):
             for segment in range(1, batch.segment_ids_BT[row].max(initial=0) + 1):
                 (places,) = np.nonzero(batch.segment_ids_BT[row] == segment)
@@ -73,9 +75,10 @@ def test_every_trained_token_is_a_target_once_and_predicted_inside_its_document(
 def test_padding_carries_nothing(examples, rows, order):
     for batch in pack(examples, rows=rows, row_length=LENGTH, order=order):
         padding_BT = batch.segment_ids_BT == 0
-        for array in batch[:-1]:
+        for array in batch[:7]:
             assert (array[padding_BT] == 0).all()
-        assert np.isnan(batch.old_logprobs_BT).all()
+        for unknown in (batch.old_logprobs_BT, batch.reference_logprobs_BT):
+            assert np.isnan(unknown).all()
 
 
 def test_in_order_keeps_the_order_over_microbatches():
@@ -132,6 +135,32 @@ def test_malformed_examples_are_refused(length, fields, message):
     # A wrong shape is a TypeError where annotations are checked as well.
     with pytest.raises((ValueError, TypeError), match=message):
         list(pack([_example(length, **fields)], rows=1, row_length=LENGTH))
+
+
+def _routed(length, *, experts=2, first=0):
+    routes_TLX = (first + np.arange(length * 3 * experts)).reshape(length, 3, experts).astype(np.int16)
+    return Example(
+        tokens_T=np.zeros(length, np.int32), weights_T=np.zeros(length, np.float32), routes_TLX=routes_TLX
+    )
+
+
+def test_routes_lie_with_their_tokens_and_padding_has_none():
+    first, second = _routed(4), _routed(5, first=100)
+    (batch,) = pack([first, second], rows=2, row_length=LENGTH)
+    assert batch.routes_BTLX is not None and batch.routes_BTLX.shape == (2, LENGTH, 3, 2)
+    np.testing.assert_array_equal(batch.routes_BTLX[0, :4], first.routes_TLX)
+    np.testing.assert_array_equal(batch.routes_BTLX[0, 4:9], second.routes_TLX)
+    assert (batch.routes_BTLX[batch.segment_ids_BT == 0] == -1).all()
+
+
+def test_routes_are_there_for_all_examples_or_none():
+    for other in (_example(3), _routed(3, experts=1)):
+        with pytest.raises(ValueError, match="routes of one shape in all examples"):
+            list(pack([_routed(4), other], rows=1, row_length=LENGTH))
+    # Where annotations are checked, an array of another length is a TypeError.
+    with pytest.raises((ValueError, TypeError), match="routes_TLX"):
+        short = replace(_routed(4), routes_TLX=_routed(3).routes_TLX)
+        list(pack([short], rows=1, row_length=LENGTH))
 
 
 def test_impossible_settings_are_refused():

@@ -266,3 +266,42 @@ def test_ragged_generations_are_refused():
     ragged = Generation(tokens=[1, 2], logprobs=[0.0], full_logprobs=[0.0], versions=[1], finish="stop")
     with pytest.raises(ValueError, match="per token"):
         Transcript().sample(ragged)
+
+
+def _sampled(tokens, *, routed):
+    values = [0.0] * len(tokens)
+    routes = np.arange(2 * routed, dtype=np.int16).reshape(routed, 1, 2)
+    return Generation(
+        tokens=tokens,
+        logprobs=values,
+        full_logprobs=values,
+        versions=[0] * len(tokens),
+        finish="stop",
+        routed_experts=routes,
+    )
+
+
+def _transcript(*turns) -> Transcript:
+    made = Transcript()
+    for given, sampled in turns:
+        made.give(given, "prompt")
+        made.sample(sampled)
+    return made
+
+
+def _ended(made: Transcript):
+    return made.trajectory(
+        "t", epoch=0, sample=0, outcome=Outcome.RESOLVED, reward=1.0, timings={}, detail=""
+    )
+
+
+def test_the_samplers_experts_are_those_of_every_token_but_the_last():
+    turns = (([1, 2, 3], _sampled([4, 5], routed=4)), ([6], _sampled([7], routed=2)))
+    routes = _ended(_transcript(*turns)).routed_experts
+    assert routes is not None and routes.dtype == np.int16
+    assert routes[:, 0, 0].tolist() == [0, 2, 4, 6, 0, 2, -1]
+
+
+def test_an_episode_with_tokens_without_a_record_has_no_experts():
+    assert _ended(_transcript(([1, 2], _sampled([3], routed=1)))).routed_experts is None
+    assert _ended(_transcript()).routed_experts is None

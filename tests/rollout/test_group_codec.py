@@ -36,6 +36,7 @@ def rows(draw, task: str, epoch: int, sample: int) -> dict[str, Any]:
         reward=draw(st.none() | st.floats(0, 1)),
         timings=draw(st.dictionaries(text, st.floats(0, 1e9), max_size=2)),
         detail=draw(text),
+        routed_experts=draw(st.none() | st.just(np.arange(length * 6, dtype=np.int16).reshape(length, 2, 3))),
     )
 
 

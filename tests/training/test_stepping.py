@@ -98,6 +98,13 @@ def test_several_updates_share_the_examples_and_lose_none():
     assert expected <= set(seen)
 
 
+def test_what_comes_before_the_first_of_several_updates_is_kept_with_the_batch():
+    groups = groups_of(6)
+    learner = run_step(groups, updates=2)
+    for batch in learner.batches:
+        np.testing.assert_array_equal(batch.old_logprobs_BT, batch.sampler_logprobs_BT)
+
+
 def test_equal_groups_leave_nothing_to_train_on():
     groups = [
         TrajectoryGroup(
