@@ -20,10 +20,10 @@ from jaxtyping import Float
 from jaxrl.rl.loss import Loss, Scores
 from jaxrl.rl.optimizer import OptimizerOptions, learning_rate_schedule, optimizer, optimizer_shardings
 from jaxrl.rl.packing import Microbatch
+from jaxrl.rl.parameters import Direct, Parametrisation
 from jaxrl.rl.step import SKIP_REASONS, Accumulator, accumulate_step, apply_step, empty_accumulator
 
 type Scorer = Callable[[Any, Microbatch], Scores]
-type ParameterFilter = Callable[[tuple[Any, ...], Any], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,9 @@ class Learner[M: nnx.Module]:
         score: log-probs and entropy of a microbatch's targets under a model.
         loss: what to minimise.
         options: the optimizer's settings.
-        trainable: (path, variable) -> whether to train it. Default: every `nnx.Param`.
+        parameters: what is trained of the model. Default: every `nnx.Param`.
+        reference: the whole nnx state of a like model, which stays as it is: each microbatch that is
+            accumulated gets this model's log-probs, without gradient. Default: none.
         placement: mesh and shardings. Default: JAX's default device.
     """
 
@@ -68,17 +70,21 @@ class Learner[M: nnx.Module]:
         score: Scorer,
         loss: Loss,
         options: OptimizerOptions,
-        trainable: ParameterFilter | None = None,
+        parameters: Parametrisation | None = None,
+        reference: Any = None,
         placement: Placement | None = None,
     ) -> None:
         self.version = 0
         self._placement = placement
         self._optimizer = optimizer(options)
         self._schedule = learning_rate_schedule(options)
-        trained = nnx.Param if trainable is None else nnx.All(nnx.Param, trainable)
+        self._parameters = parameters or Direct()
         if placement is not None:
             nnx.update(model, jax.device_put(nnx.state(model), placement.parameters))
-        self._graph, self._params, self._rest = nnx.split(model, trained, ...)
+            reference = None if reference is None else jax.device_put(reference, placement.parameters)
+        self._graph, state = nnx.split(model)
+        self._params, self._rest = self._parameters.split(state)
+        self._reference = reference
         self._opt_state = self._placed_optimizer_state()
         self._accumulator: Accumulator | None = None
         self._pending = 0
@@ -87,6 +93,9 @@ class Learner[M: nnx.Module]:
     def accumulate(self, batch: Microbatch) -> None:
         """Adds the gradient and metric sums of one microbatch, without waiting for the device."""
         batch = self._placed_batch(batch)
+        if self._reference is not None:
+            reference_BT = self._reference_logprobs(self._reference, batch)
+            batch = batch._replace(reference_logprobs_BT=reference_BT)
         if self._accumulator is None:
             sums = jax.eval_shape(self._evaluate, self._params, self._rest, batch)
             self._accumulator = empty_accumulator(self._params, sums)
@@ -130,25 +139,33 @@ class Learner[M: nnx.Module]:
 
     def snapshot(self) -> Any:
         """A copy of the model's whole `nnx.State`, which later updates leave alone."""
-        return jax.tree.map(jnp.copy, nnx.merge_state(self._params, self._rest))
+        return jax.tree.map(jnp.copy, self._parameters.merge(self._params, self._rest))
 
     def model(self) -> M:
         """The module with the current weights, which the next `apply` consumes."""
-        return nnx.merge(self._graph, self._params, self._rest)
+        return nnx.merge(self._graph, self._parameters.merge(self._params, self._rest))
 
     def state(self) -> dict[str, Any]:
         """Everything a checkpoint needs, as a tree of live arrays: valid until the next `apply`."""
-        return {"params": self._params, "rest": self._rest, "optimizer": self._opt_state}
+        rest = self._parameters.saved(self._rest)
+        return {"params": self._params, "rest": rest, "optimizer": self._opt_state}
 
     def load(self, state: Mapping[str, Any], *, version: int) -> None:
-        """Takes over a tree like that of `state()`; what was accumulated is dropped."""
-        self._params, self._rest, self._opt_state = state["params"], state["rest"], state["optimizer"]
+        """Takes over a tree like that of `state()`; what was accumulated is dropped.
+
+        Raises:
+            ValueError: it belongs to another model's weights.
+        """
+        self._rest = self._parameters.restored(state["rest"], self._rest)
+        self._params, self._opt_state = state["params"], state["optimizer"]
         self.version = version
         self._accumulator, self._pending = None, 0
 
     def _compile(self, graph: Any, score: Scorer, loss: Loss) -> None:
+        merge = self._parameters.merge
+
         def scores(params: Any, rest: Any, batch: Microbatch) -> Scores:
-            return score(nnx.merge(graph, params, rest), batch)
+            return score(nnx.merge(graph, merge(params, rest)), batch)
 
         def evaluate(params: Any, rest: Any, batch: Microbatch) -> Any:
             return loss(scores(params, rest, batch), batch)
@@ -156,6 +173,9 @@ class Learner[M: nnx.Module]:
         constrain = self._constraint()
         self._evaluate = evaluate
         self._logprobs = jax.jit(lambda *args: scores(*args).logprobs_BT)
+        self._reference_logprobs = jax.jit(
+            lambda state, batch: score(nnx.merge(graph, state), batch).logprobs_BT
+        )
         self._accumulate = jax.jit(accumulate_step(evaluate, constrain), donate_argnums=2)
         self._apply = jax.jit(apply_step(self._optimizer, constrain), donate_argnums=(0, 1, 2))
 

@@ -14,15 +14,38 @@ from jaxrl.rl.learner import Learner
 from jaxrl.rl.loss import CrossEntropy, PolicyLoss
 from jaxrl.rl.optimizer import OptimizerOptions
 from jaxrl.rl.packing import pack
+from jaxrl.rl.parameters import Direct
 
 OPTIONS = OptimizerOptions(learning_rate=1e-2, b2=0.98, eps=1e-6, clip_norm=0.5)
-LOSSES = [CrossEntropy(), PolicyLoss(), PolicyLoss(normalisation="sequence")]
+LOSSES = {
+    "cross_entropy": CrossEntropy(),
+    "policy": PolicyLoss(),
+    "policy_by_sequence": PolicyLoss(normalisation="sequence"),
+    "dr_grpo": PolicyLoss(normalisation="constant", constant_length=9),
+    "gspo": PolicyLoss(objective="gspo", normalisation="sequence", clip_low=0.1, clip_high=0.1),
+    "gspo_token": PolicyLoss(objective="gspo_token", normalisation="sequence"),
+    "cispo": PolicyLoss(objective="cispo", clip_high=1.0),
+    "grpo_with_kl": PolicyLoss(normalisation="sequence", kl_coefficient=0.1),
+    "mlperf": PolicyLoss(
+        ratio="on_policy",
+        importance="sequence_mask",
+        importance_min=0.5,
+        importance_max=1.5,
+        sequence_error_limit=3.0,
+    ),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+
+
+def reference_of(loss):
+    """Another model's weights, for a loss that has a reference policy."""
+    return nnx.state(tiny_model(seed=1)) if getattr(loss, "kl_coefficient", 0) else None
 
 
 @cache
 def compiled(loss, options, twin):
     """Learners are reused, since compiling is what takes time; `twin` tells equal ones apart."""
-    made = Learner(tiny_model(), score=score, loss=loss, options=options)
+    made = Learner(tiny_model(), score=score, loss=loss, options=options, reference=reference_of(loss))
     return made, jax.tree.map(jnp.copy, made.state())
 
 
@@ -54,15 +77,19 @@ def plain_gradient(loss, examples):
 @cache
 def compiled_gradient(loss):
     graph, _ = nnx.split(tiny_model())
+    reference = reference_of(loss)
 
     def value(params, batch):
+        if reference is not None:
+            others = score(nnx.merge(graph, reference), batch).logprobs_BT
+            batch = batch._replace(reference_logprobs_BT=others)
         sums = loss(score(nnx.merge(graph, params), batch), batch)
         return sums.numerator / sums.denominator
 
     return jax.jit(jax.value_and_grad(value))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=["cross_entropy", "policy", "policy_by_sequence"])
+@every_loss
 @pytest.mark.parametrize(("rows", "order"), [(1, "in_order"), (3, "first_fit_decreasing")])
 def test_streamed_packed_gradient_is_the_plain_batch_gradient(loss, rows, order):
     examples = random_examples(20)
@@ -77,14 +104,15 @@ def test_streamed_packed_gradient_is_the_plain_batch_gradient(loss, rows, order)
     assert float(total.sums.numerator / total.sums.denominator) == pytest.approx(float(value), rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=["cross_entropy", "policy", "policy_by_sequence"])
+@every_loss
 def test_any_microbatch_size_gives_the_same_update(loss):
     examples = random_examples(20)
     results = []
     for rows in (1, 3):
         subject = learner(loss)
         report = subject.update(batches(examples, rows=rows))
-        results.append((pure(subject.snapshot()), report.metrics["grad_norm"], report.metrics["tokens"]))
+        tokens = report.metrics["tokens"] + report.metrics.get("dropped_tokens", 0)
+        results.append((pure(subject.snapshot()), report.metrics["grad_norm"], tokens))
     for params, norm, tokens in results[1:]:
         assert_close(results[0][0], params, relative=1e-5)
         assert norm == pytest.approx(results[0][1], rel=1e-5)
@@ -112,7 +140,7 @@ def test_update_is_clipped_adamw():
     assert_close(jax.tree.map(expected, before, gradient, decay), pure(subject.snapshot()), relative=1e-5)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=["cross_entropy", "policy", "policy_by_sequence"])
+@every_loss
 def test_step_without_trained_tokens_changes_nothing(loss):
     subject = learner(loss)
     subject.update(batches(random_examples(6)))
@@ -150,6 +178,27 @@ def test_old_logprobs_must_be_filled_for_the_recomputed_ratio():
     assert subject.update([subject.with_old_logprobs(part) for part in parts]).applied
 
 
+def test_a_loss_with_a_reference_fails_visibly_without_one():
+    loss = PolicyLoss(kl_coefficient=0.1)
+    subject = Learner(tiny_model(), score=score, loss=loss, options=OPTIONS)
+    assert subject.update(batches(random_examples(6))).skipped == "gradient is not finite"
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_distance_to_the_reference_is_reported_and_is_that_of_the_two_models(estimator):
+    loss = PolicyLoss(kl_coefficient=0.1, kl_estimator=estimator)
+    (batch,) = batches(random_examples(6), rows=6)
+    report = learner(loss).update([batch])
+    own, other = (
+        np.asarray(score(tiny_model(seed), batch).logprobs_BT, np.float64)[batch.weights_BT > 0]
+        for seed in (0, 1)
+    )
+    d = own - other
+    expected = {"k1": d, "k2": d**2 / 2, "k3": np.exp(-d) - 1 + d}[estimator].mean()
+    assert report.metrics["kl"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert abs(expected) > 1e-4
+
+
 def test_first_update_has_ratio_one_and_no_error_against_its_own_logprobs():
     subject = learner(PolicyLoss(ratio="sampler"))
     own = [part._replace(sampler_logprobs_BT=subject.logprobs(part)) for part in batches(random_examples(10))]
@@ -166,7 +215,9 @@ def test_frozen_parameters_stay_and_do_not_count_in_the_norm():
         return "head" not in path
 
     subject, free = (
-        Learner(tiny_model(), score=score, loss=CrossEntropy(), options=OPTIONS, trainable=trainable),
+        Learner(
+            tiny_model(), score=score, loss=CrossEntropy(), options=OPTIONS, parameters=Direct(trainable)
+        ),
         learner(CrossEntropy()),
     )
     before = pure(subject.snapshot())
