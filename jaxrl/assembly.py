@@ -58,13 +58,7 @@ def build_tokenizer(config: Config) -> Tokenizer:
 def build_model(config: Config) -> Transformer:
     """The model with starting weights, or random ones where `model.checkpoint` is null."""
     if config.model.checkpoint is not None:
-        path = resource(config.model.checkpoint)
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"model.checkpoint = {config.model.checkpoint}: expected a folder with config.json and "
-                "model.safetensors; null starts from random weights"
-            )
-        return _loaded(path, config)
+        return load_weights(config.model.checkpoint, key="model.checkpoint")
     if config.model.preset not in PRESETS:
         raise ConfigError(
             f"model.preset = {config.model.preset!r}: expected one of {', '.join(sorted(PRESETS))}"
@@ -78,12 +72,16 @@ def export_model(config: Config, model: Transformer, folder: Path) -> None:
     save_hub(model, folder, source=None if start is None else resource(start))
 
 
-def _loaded(path: Path, config: Config) -> Transformer:
+def load_weights(folder: str, *, key: str) -> Transformer:
+    """The model in `folder`, which the setting `key` names. Raises `ConfigError`."""
+    path = resource(folder)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{key} = {folder}: expected a folder with config.json and model.safetensors")
     try:
         return load_hub(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = error.args[0] if isinstance(error, KeyError) else error
-        raise ConfigError(f"model.checkpoint = {config.model.checkpoint}: {reason}") from error
+        raise ConfigError(f"{key} = {folder}: {reason}") from error
 
 
 def build_tasks(config: Config, split: Split, *, tell: Callable[[str], None] = lambda _: None) -> Tasks:
@@ -261,6 +259,7 @@ def _engine_options(config: Config) -> EngineOptions:
         parked=chosen.parked,
         host_bytes=chosen.host_bytes,
         eviction=chosen.eviction,
+        routed_experts=config.rl.router == "replayed",
     )
 
 

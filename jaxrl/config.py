@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -107,15 +107,32 @@ def render_help(config: Config, command: str) -> str:
         "",
     ]
     values = config.model_dump(mode="json")
-    for name, section in Config.model_fields.items():
-        kind = section.annotation
-        assert isinstance(kind, type) and issubclass(kind, BaseModel)
+    for name, field in Config.model_fields.items():
+        kind = _section(field.annotation)
+        assert kind is not None
         lines.append(f"{name}: {(kind.__doc__ or '').splitlines()[0]}")
-        for key, field in kind.model_fields.items():
-            value, default = (json.dumps(each) for each in (values[name][key], field.default))
-            note = "" if value == default else f" [{default}]"
-            lines.append(f"  {f'{name}.{key}={value}':<42} {field.description}{note}")
+        lines += _help(name, kind, values[name])
     return "\n".join(lines)
+
+
+def _help(prefix: str, kind: type[BaseModel], values: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each setting of a section; one that is null shows its keys without values."""
+    for key, field in kind.model_fields.items():
+        name, inner = f"{prefix}.{key}", _section(field.annotation)
+        value = None if values is None else values[key]
+        if inner is None or value is None:
+            default = "" if inner else json.dumps(field.default)
+            shown = name if values is None else f"{name}={json.dumps(value)}"
+            note = "" if values is not None and (inner or json.dumps(value) == default) else f" [{default}]"
+            yield f"  {shown:<42} {field.description}{note}"
+        if inner is not None:
+            yield from _help(name, inner, value)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, or may hold."""
+    kinds = get_args(annotation) or (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _read_chain(path: Path, seen: tuple[Path, ...]) -> Values:
@@ -232,9 +249,9 @@ def _suggest(location: Keys) -> str:
 def _names_beside(location: Keys) -> list[str]:
     model: type[BaseModel] = Config
     for key in location[:-1]:
-        annotation = model.model_fields[key].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        model = annotation
+        inner = _section(model.model_fields[key].annotation)
+        assert inner is not None
+        model = inner
     return list(model.model_fields)
 
 

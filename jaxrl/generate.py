@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flax import nnx
 
+from jaxrl.algorithm import parametrisation
 from jaxrl.assembly import build_model, resource
 from jaxrl.config import ConfigError, load
 from jaxrl.contracts import Generation, SampleKey, Sampling
@@ -267,12 +268,17 @@ def _of_run(run: Path) -> Transformer:
     store = CheckpointStore(run / "checkpoints", report=lambda _, facts: note(f"skipped: {facts['reason']}"))
     if not store.paths() and (run / "model").is_dir():  # supervised training writes no other
         return load_hub(run / "model")
-    graph, params, rest = nnx.split(build_model(load(run / "config.yaml")), nnx.Param, ...)
-    restored = store.latest({"params": params, "rest": rest})
+    config = load(run / "config.yaml")
+    model = build_model(config)
+    parameters = parametrisation(config, model.spec)
+    graph, state = nnx.split(model)
+    params, fixed = parameters.split(state)
+    restored = store.latest({"params": params, "rest": parameters.saved(fixed)})
     if restored is None:
         raise GenerateError(f"{run}: expected a checkpoint, but the run has not written one yet")
     note(f"{run}: step {restored.step}")
-    return nnx.merge(graph, restored.state["params"], restored.state["rest"])
+    fixed = parameters.restored(restored.state["rest"], fixed)
+    return nnx.merge(graph, parameters.merge(restored.state["params"], fixed))
 
 
 def count(text: str) -> int:

@@ -3,15 +3,29 @@
 Defaults live here and nowhere else; `configs/*.yaml` state only what differs. `jaxrl.config` loads them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from jaxrl.rl.presets import Preset, with_preset
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+Outcome = Literal[
+    "resolved",
+    "unresolved",
+    "malformed",
+    "stuck_in_loop",
+    "max_turns",
+    "agent_timeout",
+    "sandbox_oom",
+    "context_full",
+    "suspected_tampering",
+]
+"""How a rollout may end that is no fault of the machinery; see `jaxrl.contracts.Outcome`."""
 
 
 class Section(BaseModel):
@@ -160,9 +174,59 @@ class Grader(Section):
     """Grading processes."""
 
 
-class RL(Section):
-    """GRPO."""
+class Importance(Section):
+    """Weight of a token for the gap between sampler and trainer, where `rl.ratio` does not hold it."""
 
+    kind: Literal["none", "truncated", "sequence_mask"] = "none"
+    """A token's weight up to `high`; or untruncated, in sequences whose mean weight is in [low, high]."""
+    low: NonNegative = 0.0
+    """Least geometric mean of a sequence's weights; sequence_mask only."""
+    high: Positive = 2.0
+    """Largest weight of a token, or geometric mean of a sequence's."""
+
+
+class KL(Section):
+    """Distance to a reference policy, as a term of the loss."""
+
+    coefficient: NonNegative = 0.0
+    """Weight of the term; 0 is off, and then no reference is loaded."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """From d = log p - log p of the reference: d, d^2 / 2, or exp(-d) - 1 + d."""
+    reference: str | None = None
+    """`start`: the weights that the run starts from; else the folder of others."""
+
+
+class Overlong(Section):
+    """Penalty on long episodes, added to the reward before advantages (DAPO's soft punishment)."""
+
+    penalty: NonNegative = 0.0
+    """Deduction at full length and beyond; 0 is off."""
+    length: Count | None = None
+    """Tokens of an episode at which the deduction is full; null: engine.context."""
+    cache: Count | None = None
+    """Tokens before that over which it grows; null: a fifth of the length."""
+
+
+class LoRA(Section):
+    """Low-rank adapters."""
+
+    rank: Count = 16
+    """Inner width of an adapter."""
+    alpha: Positive = 32.0
+    """An adapter's product counts alpha / rank."""
+    targets: Annotated[tuple[Literal["attention", "gdn", "mlp", "experts"], ...], Field(min_length=1)] = (
+        "attention",
+        "gdn",
+        "mlp",
+    )
+    """Parts of each layer whose matrices get one; mlp has the shared expert."""
+
+
+class RL(Section):
+    """GRPO and its relatives."""
+
+    preset: Preset | None = None
+    """A published algorithm: values for the keys below that are set nowhere; null: the defaults."""
     prompts_per_step: Count = 16
     """Tasks of a step."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -177,12 +241,38 @@ class RL(Section):
     """What a reward is compared with in its group."""
     normalise_std: bool = False
     """Divide advantages by the group's standard deviation."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    masked_vote: bool = False
+    """Rollouts that are not trained all count in their group's baseline, as 0 where they have no reward."""
+    masked_outcomes: tuple[Outcome, ...] = ()
+    """Outcomes to leave out of the loss besides faults; context_full is overlong filtering."""
+    overlong: Overlong = Overlong()
+    """Penalty on long episodes."""
+    objective: Literal["ppo", "gspo", "gspo_token", "cispo"] = "ppo"
+    """Ratio clipped by token, by sequence, by sequence with a token's gradient; or bounded as a weight."""
+    ratio: Literal["on_policy", "sampler", "recomputed"] = "sampler"
+    """Probability ratio to: itself (always 1), the sampler, or the trainer before the step's first update."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """The probability ratio counts down to 1 - this."""
     clip_high: Positive = 0.28
     """The probability ratio counts up to 1 + this."""
+    clip_c: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip: the ratio counts up to this where the advantage is negative; null is off."""
+    importance: Importance = Importance()
+    """Correction between sampler and trainer."""
+    sequence_error_limit: Annotated[float, Field(gt=1)] | None = None
+    """Leave out sequences whose mean exp|log p sampler - trainer| is above; null is off."""
+    normalisation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over tokens, over sequences' means, or over sequences' sums divided by `constant_length`."""
+    constant_length: Count | None = None
+    """Tokens that a sequence's sum is divided by; null: engine.context; constant only."""
+    kl: KL = KL()
+    """Distance to a reference policy."""
     drop_equal_groups: bool = True
     """Leave out groups whose rewards are all equal: they carry no gradient."""
+    router: Literal["trained", "frozen", "replayed"] = "trained"
+    """The router's weights are trained, kept, or trained on the very experts that the sampler chose."""
+    lora: LoRA | None = None
+    """Train low-rank adapters in place of the weights; null: the weights."""
     aux_loss_coefficient: NonNegative = 0.0
     """Weight of the router's load-balance loss."""
     z_loss_coefficient: NonNegative = 0.0
@@ -193,6 +283,12 @@ class RL(Section):
     """Tokens of a packed row."""
     rows_per_microbatch: Count = 8
     """Packed rows of one gradient accumulation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_below(cls, given: Any) -> Any:
+        """The preset's values where `given` has none."""
+        return with_preset(given) if isinstance(given, dict) else given
 
 
 class Optimizer(Section):

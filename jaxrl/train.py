@@ -17,6 +17,7 @@ from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
 
+from jaxrl.algorithm import build_learner, check_algorithm, group_options
 from jaxrl.assembly import (
     Parts,
     build_model,
@@ -25,7 +26,6 @@ from jaxrl.assembly import (
     check_sizes,
     check_step,
     export_model,
-    learner_options,
     open_parts,
 )
 from jaxrl.config import Config, explained, from_command_line
@@ -35,11 +35,7 @@ from jaxrl.handover import WeightHandOver
 from jaxrl.model.transformer import Transformer
 from jaxrl.progress import Progress
 from jaxrl.reporting import StepTimes, step_line, step_metrics, trained_ages, write_rollouts
-from jaxrl.rl.advantage import AdvantageOptions
-from jaxrl.rl.examples import GroupOptions
 from jaxrl.rl.learner import Learner
-from jaxrl.rl.loss import PolicyLoss
-from jaxrl.rl.scoring import TransformerScorer
 from jaxrl.runs import OpenRun, evaluations, open_run
 from jaxrl.stepping import StepOptions, StepResult, StepTrainer
 from jaxrl.summary import gains
@@ -65,6 +61,7 @@ async def train(config: Config) -> None:
     run = Path(config.run.output_dir) / config.run.run_name
     check_sizes(config)
     bound(config)
+    check_algorithm(config)
     with ExitStack() as stack:
         device = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="device"))
         model = build_model(config)
@@ -76,22 +73,6 @@ async def train(config: Config) -> None:
             await Trainer(config, opened, learner, parts, progress, device).run()
         for line in gains(evaluations(run)):
             progress.note(line)
-
-
-def build_learner(config: Config, model: Transformer) -> Learner[Transformer]:
-    """The learner with the settings' loss and optimizer."""
-    return Learner(
-        model,
-        score=TransformerScorer(temperature=config.sampling.temperature),
-        loss=PolicyLoss(
-            ratio="sampler",
-            clip_low=config.rl.clip_low,
-            clip_high=config.rl.clip_high,
-            aux_coefficient=config.rl.aux_loss_coefficient,
-            z_coefficient=config.rl.z_loss_coefficient,
-        ),
-        options=learner_options(config, total_steps=config.run.steps * config.rl.updates_per_step),
-    )
 
 
 class Trainer:
@@ -216,12 +197,11 @@ class Trainer:
 
     def _stepping(self, step: int) -> StepOptions:
         chosen = self._config.rl
-        advantage = AdvantageOptions(baseline=chosen.baseline, normalise_std=chosen.normalise_std)
         return StepOptions(
             rows=chosen.rows_per_microbatch,
             row_length=chosen.row_length,
             updates=chosen.updates_per_step,
-            group=GroupOptions(advantage=advantage, drop_equal_groups=chosen.drop_equal_groups),
+            group=group_options(self._config),
             shuffle_seed=self._config.run.seed * 1_000_000 + step if chosen.shuffle_rewards else None,
         )
 

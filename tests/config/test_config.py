@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from jaxrl.config import (
     QUICKSTART,
@@ -130,11 +131,20 @@ def test_settings_are_frozen():
 
 
 def test_help_shows_every_field_with_its_meaning():
-    text = render_help(load(), "python -m jaxrl.train")
-    for name, section in Config.model_fields.items():
-        for key, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
+    config = load()
+    text = render_help(config, "python -m jaxrl.train")
+
+    def check(section: BaseModel, name: str) -> None:
+        for key, field in type(section).model_fields.items():
+            value = getattr(section, key)
+            if isinstance(value, BaseModel):
+                check(value, f"{name}.{key}")
+                continue
             assert f"  {name}.{key}=" in text
             assert field.description and field.description.splitlines()[0] in text
+
+    for name in Config.model_fields:
+        check(getattr(config, name), name)
 
 
 def test_help_shows_the_values_in_force(tmp_path, capsys):
