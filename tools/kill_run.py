@@ -8,8 +8,8 @@ must be byte for byte those of the uninterrupted run. Asynchronous (timing decid
 weights): every (task, epoch, sample) is trained once, in the same step as without kills, and no token is
 older than the bound. Prints what it compared; ends with status 1 if something differs.
 
-A kill falls between the start of an attempt and the time in which it can do some steps. Moments are random
-and printed with their seed.
+A kill falls into the first step of an attempt (what comes before it included) or into one of the next, at a
+random moment of it. Moments are printed with their seed.
 """
 
 import argparse
@@ -68,28 +68,43 @@ def play(arguments: Sequence[str]) -> None:
             raise RuntimeError(f"jaxrl.train {' '.join(arguments)}: expected status 0, got {status}")
 
 
-def kill(arguments: Sequence[str], run: Path, *, after: float) -> bool:
-    """Starts an attempt and kills it `after` seconds of its life; False if it had ended by then."""
-    before = len(lineage(run).attempts)
+def kill(arguments: Sequence[str], run: Path, *, steps: int, then: float) -> bool:
+    """Starts an attempt, and kills it `then` seconds after it has begun and done `steps` steps.
+
+    False if the run was over before. Raises `RuntimeError` if the attempt fails or gets nowhere.
+    """
+    number = len(lineage(run).attempts) + 1
     with start(arguments) as process:
-        deadline = time.monotonic() + PATIENCE
-        while len(lineage(run).attempts) == before and process.poll() is None:
-            if time.monotonic() > deadline:
-                process.kill()
-                raise RuntimeError(f"expected attempt {before + 1} of {run} to begin within {PATIENCE:.0f} s")
-            time.sleep(0.02)
+        _wait_for(process, run, number, steps)
         try:
-            process.wait(after)
+            process.wait(then)
         except subprocess.TimeoutExpired:
             process.kill()
         status = process.wait()
     if status not in (0, -signal.SIGKILL):
-        raise RuntimeError(f"attempt {before + 1} of {run} ended by itself with status {status}")
+        raise RuntimeError(f"attempt {number} of {run} ended by itself with status {status}")
     return status != 0
 
 
+def _wait_for(process: subprocess.Popen[bytes], run: Path, number: int, steps: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and progress(run, number) < steps:
+        if time.monotonic() > deadline:
+            process.kill()
+            raise RuntimeError(f"attempt {number} of {run}: expected {steps} steps in {PATIENCE:.0f} s")
+        time.sleep(0.05)
+
+
+def progress(run: Path, number: int) -> int:
+    """Steps that an attempt has done; -1 if it has not begun."""
+    attempts = lineage(run).attempts
+    if not attempts or attempts[-1].number < number:
+        return -1
+    return sum(row["attempt"] == number for row in read_events(run, "step"))
+
+
 def life(run: Path) -> tuple[float, float]:
-    """Seconds from an attempt's start to its first step's end, and of a later step with its checkpoint."""
+    """Seconds from the first attempt's start to its first step's end, and of a later step."""
     started = lineage(run).attempts[0].started
     ends = [row["t"] for row in read_events(run, "step")]
     return ends[0] - started, (ends[-1] - ends[0]) / max(1, len(ends) - 1)
@@ -153,21 +168,27 @@ def describe(run: Path) -> None:
     print(f"  ended by the clock or by a fault: {sum(row['outcome'] in BY_THE_CLOCK for row in rows)}")
 
 
-def kill_often(arguments: Sequence[str], run: Path, *, kills: int, longest: float, seed: int) -> int:
-    """Starts the run and kills it within `longest` seconds, again and again; how often it was alive then."""
+def kill_often(
+    arguments: Sequence[str], run: Path, times: tuple[float, float], *, kills: int, seed: int
+) -> int:
+    """Starts the run and kills it, again and again; how often it was alive then. `times` are its `life`."""
     rng, alive = random.Random(seed), 0
     for number in range(1, kills + 1):
-        after = rng.uniform(0, longest)
-        alive += kill(arguments, run, after=after)
+        steps, part = divmod(rng.uniform(0, 2), 1)
+        then = part * times[0 if steps == 0 else 1]
+        alive += kill(arguments, run, steps=int(steps), then=then)
         done = max((row["step"] for row in read_events(run, "step")), default=0)
-        print(f"kill {number}: {after:.2f} s after its start, step {done} done", flush=True)
+        print(
+            f"kill {number}: {then:.2f} s after step {steps:.0f} of its attempt; {done} steps done",
+            flush=True,
+        )
     return alive
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--async", dest="update", choices=("drain", "in_flight"))
     parser.add_argument("--folder", type=Path, help="of the runs; the uninterrupted one is used again")
@@ -180,10 +201,11 @@ def main() -> None:
     whole, killed = folder / "whole", folder / f"killed_{given.seed}"
     chosen = partial(settings, folder, steps=given.steps, update=given.update)
     play(chosen(whole.name))
-    first, step = life(whole)
-    print(f"{folder}: first step {first:.1f} s, later ones {step:.1f} s; seed {given.seed}", flush=True)
-    longest = first + 4 * step
-    alive = kill_often(chosen(killed.name), killed, kills=given.kills, longest=longest, seed=given.seed)
+    times = life(whole)
+    print(
+        f"{folder}: first step {times[0]:.1f} s, later ones {times[1]:.1f} s; seed {given.seed}", flush=True
+    )
+    alive = kill_often(chosen(killed.name), killed, times, kills=given.kills, seed=given.seed)
     play(chosen(killed.name))
     print(f"{alive} of {given.kills} kills hit a run that had not ended")
     describe(whole)
