@@ -45,13 +45,14 @@ SMALL = (
     "sandbox.concurrency=16",
     "checkpoint.every=1",
 )
+AHEAD = ("rl.max_staleness=2", "engine.slots=32", "sandbox.concurrency=32")
 ROLLOUT = ("task", "epoch", "sample", "outcome", "reward", "turns", "tokens", "sampled", "versions")
 BY_THE_CLOCK = ("agent_timeout", "grader_timeout", "infra_error", "grader_error")
 
 
 def settings(folder: Path, name: str, *, steps: int, update: str | None = None) -> list[str]:
     """Arguments of `jaxrl.train`; `update` is the weight update of an asynchronous run."""
-    more = [] if update is None else ["rl.max_staleness=1", f"rl.weight_update={update}"]
+    more = [] if update is None else [*AHEAD, f"rl.weight_update={update}"]
     return [*SMALL, *more, f"run.steps={steps}", f"run.output_dir={folder}", f"run.run_name={name}"]
 
 
