@@ -1,6 +1,7 @@
 """Projections whose gradients XLA's CPU compiler computes as fast as their values."""
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 
@@ -17,11 +18,19 @@ def project(x_BD: Array, weight_DF: Array) -> Array:
     product of transposed copies there, and what computes the cotangent is fused into such a copy and so
     runs element by element across its rows: together several times slower than the products.
     """
-    return x_BD @ weight_DF
+    return _product(x_BD, weight_DF)
+
+
+def _product(x_BD: Array, weight_DF: Array) -> Array:
+    """One column goes as two: XLA's CPU product with a vector sums the last rows in another order than the
+    others, and then what a row gives would depend on its place among them."""
+    if weight_DF.shape[-1] > 1:
+        return x_BD @ weight_DF
+    return (x_BD @ jnp.pad(weight_DF, ((0, 0), (0, 1))))[..., :1]
 
 
 def _forward(x_BD: Array, weight_DF: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x_BD @ weight_DF, (x_BD, weight_DF)
+    return _product(x_BD, weight_DF), (x_BD, weight_DF)
 
 
 def _backward(saved: tuple[Array, Array], dy_BF: Array) -> tuple[Array, Array]:

@@ -97,7 +97,7 @@ class MoE(nnx.Module):
             experts_per_token=chosen,
             implementation="dense_masked" if E <= FEW_EXPERTS else "auto",
         )
-        shared_TD = self.shared(x_TD)[0] * jax.nn.sigmoid(_one_column(x_TD, self.shared_gate[...]))
+        shared_TD = self.shared(x_TD)[0] * jax.nn.sigmoid(project(x_TD, self.shared_gate[...]))
         stats = None if valid_BT is None else _sums(selected_TE, probability_TE, valid_BT.reshape(-1, 1))
         return (routed_TD + shared_TD).reshape(x_BTD.shape), stats
 
@@ -146,9 +146,3 @@ def balancing_loss(stats: RouterStats) -> Float[Array, ""]:
 def _sums(selected_TE: Array, probability_TE: Array, valid_T1: Array) -> tuple[Array, Array]:
     counts_E = (selected_TE & valid_T1).sum(0).astype(probability_TE.dtype)
     return counts_E, jnp.where(valid_T1, probability_TE, 0).sum(0)
-
-
-def _one_column(x_TD: Array, weight_D1: Array) -> Array:
-    """x @ weight, as two columns: XLA's CPU product with a vector sums the last rows in another order than
-    the others, and then what a row gives would depend on its place among them."""
-    return (x_TD @ jnp.pad(weight_D1, ((0, 0), (0, 1))))[:, :1]
