@@ -1,5 +1,6 @@
 """Builds the parts of a run from its settings. Only entry points import this module."""
 
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
@@ -67,9 +68,10 @@ def build_model(config: Config) -> Transformer:
 
 
 def export_model(config: Config, model: Transformer, folder: Path) -> None:
-    """Writes the trained model in hub layout, with what its checkpoint held besides the text model."""
+    """Writes the trained model in hub layout, with its tokenizer and what its checkpoint held besides."""
     start = config.model.checkpoint
     save_hub(model, folder, source=None if start is None else resource(start))
+    shutil.copyfile(resource(config.model.tokenizer), folder / "tokenizer.json")
 
 
 def load_weights(folder: str, *, key: str) -> Transformer:

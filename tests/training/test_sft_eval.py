@@ -38,6 +38,7 @@ def trained(data, tmp_path_factory) -> Path:
 
 
 def test_sft_writes_a_model_that_differs_from_the_start(trained):
+    assert (trained / "model" / "tokenizer.json").is_file()
     before, after = (load_file(each / "model.safetensors") for each in (START, trained / "model"))
     assert before.keys() == after.keys()
     assert not all(np.array_equal(before[name], after[name]) for name in before)
