@@ -87,7 +87,7 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
         )
         if store.paths():  # else nothing goes on: the run starts anew, with whatever settings
             _check_settings(path, config)
-        restored = _latest(store, learner, path)
+        restored = _restored(store, learner, path)
         feed = RunWriter(
             path,
             config=config.model_dump(mode="json"),
@@ -96,8 +96,6 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
         )
         for facts in skipped:
             feed.event("alert", reason=f"checkpoint skipped: {facts['reason']}", path=facts["path"])
-        if restored:
-            learner.load(restored.state, version=restored.version)
         (path / "config.yaml").write_text(to_yaml(config))
         try:
             yield _opened(path, feed, store, restored, damaged=len(skipped))
@@ -106,9 +104,13 @@ def open_run(path: Path, config: Config, learner: Learner) -> Iterator[OpenRun]:
             feed.close()
 
 
-def _latest(store: CheckpointStore, learner: Learner, path: Path) -> Restored | None:
+def _restored(store: CheckpointStore, learner: Learner, path: Path) -> Restored | None:
+    """The newest undamaged checkpoint, loaded into `learner`."""
     try:
-        return store.latest(learner.state(), files=True)
+        restored = store.latest(learner.state(), files=True)
+        if restored:
+            learner.load(restored.state, version=restored.version)
+        return restored
     except ValueError as error:
         raise ConfigError(
             f"{path}: its checkpoints are another model's than model.checkpoint or model.preset now names; "

@@ -168,6 +168,20 @@ def test_another_models_checkpoint(tmp_path: Path) -> None:
         pytest.fail("expected another model's checkpoint to be refused")
 
 
+def test_a_checkpoint_of_other_frozen_weights(tmp_path: Path) -> None:
+    def load_into(state, version: int) -> None:
+        raise ValueError("expected the frozen weights of the run's start")
+
+    learner = SimpleNamespace(state=lambda: {"params": {"w": np.zeros(3)}}, version=1, load=load_into)
+    with open_run(tmp_path, load(), learner) as opened:  # type: ignore[arg-type]
+        opened.save(1, 4, learner)  # type: ignore[arg-type]
+    with (
+        pytest.raises(ConfigError, match="another model's .* expected the frozen weights"),
+        open_run(tmp_path, load(), learner),  # type: ignore[arg-type]
+    ):
+        pytest.fail("expected a checkpoint of other frozen weights to be refused")
+
+
 def test_damaged_checkpoints_are_said_aloud() -> None:
     feed = SimpleNamespace(attempt=2)
     opened = OpenRun(Path("r"), feed, None, 0, 0, fresh=True, damaged=3)  # type: ignore[arg-type]
