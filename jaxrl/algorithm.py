@@ -40,6 +40,12 @@ def check_algorithm(config: Config) -> None:
             f"rl.aux_loss_coefficient = {rl.aux_loss_coefficient}: expected 0 with rl.router = frozen, which "
             "no loss can balance"
         )
+    if rl.dynamic_sampling_rounds and (not rl.drop_equal_groups or rl.shuffle_rewards):
+        raise ConfigError(
+            f"rl.dynamic_sampling_rounds = {rl.dynamic_sampling_rounds}: expected rl.drop_equal_groups = "
+            "true and rl.shuffle_rewards = false: the groups that further draws replace are left out, by "
+            "rewards of their own"
+        )
     policy_loss(config)
     group_options(config)
 

@@ -269,6 +269,8 @@ class RL(Section):
     """Distance to a reference policy."""
     drop_equal_groups: bool = True
     """Leave out groups whose rewards are all equal: they carry no gradient."""
+    dynamic_sampling_rounds: Whole = 0
+    """Further draws of tasks for a step, each of as many as it lacks groups of unequal rewards; 0 is off."""
     router: Literal["trained", "frozen", "replayed"] = "trained"
     """The router's weights are trained, kept, or trained on the very experts that the sampler chose."""
     lora: LoRA | None = None

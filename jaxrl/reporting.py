@@ -130,6 +130,7 @@ def _groups(result: StepResult) -> dict[str, Value]:
     trained = [example for group in result.examples for example in group.examples]
     return {
         "groups/mixed": (sum(group.mixed for group in result.examples), len(rates)),
+        "groups/drawn": len(rates),
         "groups/all_pass": (rates.count(1.0), len(rates)),
         "groups/all_fail": (rates.count(0.0), len(rates)),
         "reward/overlong": (sum(group.penalty for group in result.examples), len(rates)),

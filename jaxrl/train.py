@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from functools import partial
@@ -29,13 +29,15 @@ from jaxrl.assembly import (
     open_parts,
 )
 from jaxrl.config import Config, explained, from_command_line
-from jaxrl.contracts import Sampling
+from jaxrl.contracts import Sampling, TrajectoryGroup
 from jaxrl.evaluation import Evaluation, evaluate, record
 from jaxrl.handover import WeightHandOver
 from jaxrl.model.transformer import Transformer
 from jaxrl.progress import Progress
 from jaxrl.reporting import StepTimes, step_line, step_metrics, trained_ages, write_rollouts
+from jaxrl.rl.examples import group_examples
 from jaxrl.rl.learner import Learner
+from jaxrl.rollout.waves import waves
 from jaxrl.runs import OpenRun, evaluations, open_run
 from jaxrl.stepping import StepOptions, StepResult, StepTrainer
 from jaxrl.summary import gains
@@ -131,13 +133,22 @@ class Trainer:
         self._supply.begin_step()
         self._groups.begin_step(version=version, left=self._config.run.steps - step + 1)
         trainer = StepTrainer(self._learner, options=self._stepping(step), device=self._device)
-        prompts = self._config.rl.prompts_per_step
-        async with aclosing(self._groups.groups(prompts, version=version)) as groups:
+        async with aclosing(self._draw(version)) as groups:
             result = await trainer.train(groups)
         sync = await self._weights.publish()
         total, generating = time.perf_counter() - started, stats.device_seconds - generated
         times = StepTimes(total=total, sync=sync, engine=generating)
         self._report(step, result, times, trained_ages(result, version=version))
+
+    def _draw(self, version: int) -> AsyncGenerator[TrajectoryGroup]:
+        """The step's groups, and further ones for those that teach nothing, if the settings ask for them."""
+        rl, options = self._config.rl, group_options(self._config)
+        return waves(
+            partial(self._groups.groups, version=version),
+            wanted=rl.prompts_per_step,
+            rounds=rl.dynamic_sampling_rounds,
+            mixed=lambda group: group_examples(group, options=options).mixed,
+        )
 
     def _report(self, step: int, result: StepResult, times: StepTimes, ages: Counter[int]) -> None:
         feed = self._opened.feed
@@ -145,6 +156,9 @@ class Trainer:
         write_rollouts(feed, step, result.groups, self._parts.world.renderer)
         metrics = step_metrics(result, self._parts, times=times, ages=ages, lost=feed.lost)
         feed.metrics(step, metrics | self._supply.metrics(self._groups))
+        if self._config.rl.dynamic_sampling_rounds:
+            mixed = sum(group.mixed for group in result.examples)
+            feed.metrics(step, {"groups/missing": self._config.rl.prompts_per_step - mixed})
         feed.event("step", step, cursor=self._groups.position, version=self._learner.version)
         for report in result.reports:
             if not report.applied:

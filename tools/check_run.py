@@ -29,9 +29,12 @@ def problems(run: Path) -> list[str]:
         found.append(f"{len(doubled)} rollouts were trained more than once: {doubled[:3]}")
     rl = read_run(run)["config"]["rl"]
     whole = rl["prompts_per_step"] * rl["group_size"]
+    most = whole * (1 + rl.get("dynamic_sampling_rounds", 0))
     for step in steps:
-        if (rows := len(read_rollouts(run, step))) != whole:
-            found.append(f"step {step}: expected {whole} rollouts, got {rows}")
+        rows = len(read_rollouts(run, step))
+        if not whole <= rows <= most or rows % rl["group_size"]:
+            expected = f"{whole}" if whole == most else f"groups of {rl['group_size']} with {whole} to {most}"
+            found.append(f"step {step}: expected {expected} rollouts, got {rows}")
     published = {row["step"]: row["version"] for row in read_events(run, "step")}
     for step in steps:
         newest = published.get(step - 1, 0)

@@ -36,6 +36,8 @@ _SAMPLED = [
     _trained("reward/overlong", "1", "ratio", "what long episodes lost of their reward", "Σ mean / groups"),
     _sampled("reward/pass_rate", "1", "ratio", "tasks repaired", "resolved / voting"),
     _sampled("groups/mixed", "1", "ratio", "groups with unequal rewards", "mixed / groups"),
+    _sampled("groups/drawn", "groups", "gauge", "groups of the step, with those drawn for equal ones"),
+    _sampled("groups/missing", "groups", "gauge", "mixed groups that dynamic sampling did not find"),
     _sampled("groups/all_pass", "1", "ratio", "groups all of whose rollouts resolve"),
     _sampled("groups/all_fail", "1", "ratio", "groups none of whose rollouts resolve"),
     _metric("groups/waiting", "groups", "gauge", "finished ahead of their step, when a step ends"),

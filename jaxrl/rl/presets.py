@@ -39,7 +39,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
     # arXiv:2503.20783: neither length nor standard deviation in the denominators.
     "dr_grpo": _GROUP_MEAN
     | {"normalise_std": False, "clip_low": 0.2, "clip_high": 0.2, "normalisation": "constant"},
-    # arXiv:2503.14476: its dynamic sampling draws until the batch is full.
+    # arXiv:2503.14476: its dynamic sampling draws until the batch is full; here it has a bound.
     "dapo": _GROUP_MEAN
     | {
         "clip_low": 0.2,
@@ -47,6 +47,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "normalisation": "token",
         "overlong": {"penalty": 1.0},
         "drop_equal_groups": True,
+        "dynamic_sampling_rounds": 10,
     },
     # arXiv:2507.18071, section 5.1.
     "gspo": _GROUP_MEAN

@@ -127,6 +127,8 @@ def test_a_wrong_value_is_explained_in_one_line(override, expected):
         ({"preset": "gspo", "normalisation": "token"}, "rl: expected normalisation sequence with objective"),
         ({"preset": "cispo", "clip_c": 2.0}, "rl: expected clip_c above 1, and only with objective ppo"),
         ({"importance": {"low": 3.0}}, "rl: expected importance_min of at most importance_max"),
+        ({"preset": "dapo", "drop_equal_groups": False}, "rl.dynamic_sampling_rounds = 10: expected"),
+        ({"dynamic_sampling_rounds": 1, "shuffle_rewards": True}, "rl.dynamic_sampling_rounds = 1: expected"),
         ({"overlong": {"penalty": 1.0, "cache": 193}}, "rl.overlong: expected a cache of 1 to length"),
     ],
 )

@@ -35,10 +35,12 @@ def play(folder: Path, *more: str, steps: int = 1, name: str = "run") -> Path:
     return folder / name
 
 
+def series(run: Path, metric: str) -> dict[int, float]:
+    return {step: value for step, value in read_series(run, metric) if value is not None}
+
+
 def last(run: Path, metric: str) -> float:
-    (*_, (_, value)) = read_series(run, metric)
-    assert value is not None
-    return value
+    return list(series(run, metric).values())[-1]
 
 
 ALGORITHMS = {
@@ -66,6 +68,23 @@ def test_a_step_of_each_algorithm(tmp_path, more):
     routers = {name for name in before if name.endswith("mlp.gate.weight")}
     assert routers and moved
     assert not routers & moved if more[0] == "rl.preset=mlperf_v6_1" else routers <= moved
+
+
+def test_dynamic_sampling_replaces_equal_groups_and_resumes_at_the_right_task(tmp_path):
+    dapo = ("rl.preset=dapo", "rl.dynamic_sampling_rounds=2", "rl.updates_per_step=1")
+    whole = play(tmp_path, *dapo, steps=2, name="whole")
+    halved = [play(tmp_path, *dapo, steps=steps, name="halved") for steps in (1, 2)][-1]
+    for run in (whole, halved):
+        assert problems(run) == []
+        drawn, mixed, missing = (series(run, f"groups/{name}") for name in ("drawn", "mixed", "missing"))
+        for step, count in drawn.items():
+            assert round(mixed[step] * count) == 6 - missing[step] and missing[step] >= 0
+            assert count > 6 or missing[step] == 0
+        assert max(drawn.values()) > 6  # some groups were replaced
+        cursors = [row["cursor"] for row in read_events(run, "step")]
+        assert cursors == [drawn[1], drawn[1] + drawn[2]]
+    model = Path("model/model.safetensors")
+    assert (whole / model).read_bytes() == (halved / model).read_bytes()
 
 
 def test_adapters_are_saved_resumed_and_exported(tmp_path):
