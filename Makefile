@@ -6,10 +6,12 @@ READY := .venv/ready.json
 NOJAX := .cache/nojax
 JETSTREAM := .cache/jetstream
 HF := .cache/hf
+TRL := .cache/trl
 ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines jetstream parity parity-generate bench-model lint \
-	kill-test starting-checkpoint validate-tasks bench bench-engine bench-sandbox lock clean
+	kill-test starting-checkpoint validate-tasks bench bench-engine bench-train bench-sandbox lock \
+	clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -59,10 +61,18 @@ bench-model: $(READY) $(HF)/ready  ## the model and the gated delta rule against
 bench-engine: $(READY) $(HF)/ready  ## the generation engine: economy, speed against Hugging Face
 	$(PY) tools/bench_engine.py --hf-python $(HF)/bin/python $(ARGS)
 
+bench-train: $(READY) $(TRL)/ready  ## a GRPO step and its update against TRL, about 5 minutes
+	$(PY) tools/bench_train.py --trl-python $(TRL)/bin/python $(ARGS)
+
 # By pip: torch's CPU build may come from an index that only pip is configured for.
 $(HF)/ready: tools/hf_requirements.txt
 	$(PYTHON3) -m venv --clear $(HF)
 	$(HF)/bin/python -m pip install --quiet -r tools/hf_requirements.txt
+	touch $@
+
+$(TRL)/ready: tools/trl_requirements.txt tools/hf_requirements.txt
+	$(PYTHON3) -m venv --clear $(TRL)
+	$(TRL)/bin/python -m pip install --quiet -r tools/trl_requirements.txt
 	touch $@
 
 lint: $(READY)  ## ruff, pyright, import layers, size report

@@ -63,12 +63,13 @@ class Sample:
 
 
 class Peer:
-    """The process that runs transformers."""
+    """The process that runs a script of this folder in an environment of its own."""
 
-    def __init__(self, python: Path, threads: int) -> None:
+    def __init__(self, python: Path, threads: int, *, script: str = "hf_bench.py") -> None:
+        self._script = script
         quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            [str(python), str(ROOT / "tools" / "hf_bench.py"), "--threads", str(threads)],
+            [str(python), str(ROOT / "tools" / script), "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | quiet,
@@ -92,7 +93,7 @@ class Peer:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            sys.exit(f"tools/hf_bench.py ended with status {self._process.wait()}: see above")
+            sys.exit(f"tools/{self._script} ended with status {self._process.wait()}: see above")
         return json.loads(line)
 
 
