@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from jaxrl import tasksets
 from jaxrl.config import Config, ConfigError
-from jaxrl.contracts import Sampling
+from jaxrl.contracts import Generator, Sampling
 from jaxrl.engine.engine import Engine, EngineError, EngineOptions
 from jaxrl.model.hub import load_hub, save_hub
 from jaxrl.model.presets import PRESETS
@@ -186,14 +186,28 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
     async with AsyncExitStack() as stack:
         pool, grader = await _sandboxes(config, stack)
         engine = await stack.enter_async_context(_engine(model, config, device))
-        world = World(
-            generator=engine,
-            sandboxes=pool,
-            grader=grader,
-            tools=build_tools(config),
-            renderer=Renderer(tokenizer, build_harness(config)),
-        )
+        world = _world(config, engine, tokenizer, pool, grader)
         yield Parts(world=world, engine=engine, pool=pool, grader=grader)
+
+
+@asynccontextmanager
+async def open_world(config: Config, generator: Generator) -> AsyncIterator[World]:
+    """As `open_parts`, with the turns of `generator` in place of a model's."""
+    async with AsyncExitStack() as stack:
+        pool, grader = await _sandboxes(config, stack)
+        yield _world(config, generator, build_tokenizer(config), pool, grader)
+
+
+def _world(
+    config: Config, generator: Generator, tokenizer: Tokenizer, pool: SandboxPool, grader: Graders
+) -> World:
+    return World(
+        generator=generator,
+        sandboxes=pool,
+        grader=grader,
+        tools=build_tools(config),
+        renderer=Renderer(tokenizer, build_harness(config)),
+    )
 
 
 async def _sandboxes(config: Config, stack: AsyncExitStack) -> tuple[SandboxPool, Graders]:

@@ -54,6 +54,8 @@ class Model(Section):
     """Sizes of the model, by name of the preset; only where `checkpoint` is null."""
     checkpoint: str | None = "configs/quickstart/start"
     """Folder of starting weights; null starts from random ones."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of parameters and activations; null: the checkpoint's own, or the preset's."""
     tokenizer: str = "configs/quickstart/tokenizer.json"
     """Tokenizer file."""
 
@@ -65,10 +67,14 @@ class Tasks(Section):
     """Task set: generated ones, recipes of real projects, or the benchmark's rows."""
     definitions: str = "configs/tasks"
     """Folder of recipes; projects only."""
+    train_projects: tuple[str, ...] = ()
+    """Projects to train on; projects only, and empty: all that are held out nowhere."""
     validation_projects: tuple[str, ...] = ("sqlparse",)
-    """Projects held out for evaluation; projects only, and training has those held out nowhere."""
+    """Projects held out for evaluation; projects only."""
     test_projects: tuple[str, ...] = ()
     """Projects kept for the very end; projects only."""
+    per_project: Count | None = None
+    """Most tasks of each project, taken evenly from its list; projects only, and null: all."""
     train_rows: str | None = None
     """JSONL file of rows; r2e_gym only."""
     validation_rows: str | None = None
@@ -360,6 +366,16 @@ class Checkpoint(Section):
     """Newest ones kept."""
 
 
+class Replay(Section):
+    """Playing known fixes (`python -m jaxrl.replay`)."""
+
+    splits: Annotated[tuple[Literal["train", "validation", "test"], ...], Field(min_length=1)] = (
+        "train",
+        "validation",
+    )
+    """Whose tasks are played."""
+
+
 class Config(Section):
     """All settings of a run."""
 
@@ -376,3 +392,4 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     sft: SFT = SFT()
+    replay: Replay = Replay()

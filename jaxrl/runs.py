@@ -18,7 +18,7 @@ from jaxrl.rl.learner import Learner
 from jaxrl.rollout.group_codec import decode_groups, encode_groups
 
 GROUPS = "groups.npz"
-FREE_TO_CHANGE = {"run", "evaluation", "checkpoint", "sandbox", "grader", "sft"}
+FREE_TO_CHANGE = {"run", "evaluation", "checkpoint", "sandbox", "grader", "sft", "replay"}
 """Sections that may differ when a run goes on; a change elsewhere would make it another experiment."""
 
 

@@ -76,18 +76,20 @@ def _projects(config: Config, split: Split, folder: Path, tell: Callable[[str], 
         names = {recipe.instance_id: definitions.project(recipe.project).name for recipe in recipes}
         chosen = _of_split(config, split, names)
         ids = [each.instance_id for each in recipes if each.instance_id in chosen]
+        ids = evenly(ids, names, config.tasks.per_project)
         return load_task_set(folder, ids=ids, tell=lambda text: tell(f"{split} tasks: {text}"))
     except (CatalogError, SourceError, ImageBuildError) as error:
         raise ConfigError(f"tasks.definitions = {config.tasks.definitions}: {error}") from error
 
 
 def _of_split(config: Config, split: Split, names: Mapping[str, str]) -> set[str]:
-    """Ids whose project belongs to the split; training has those that no other split names."""
+    """Ids whose project belongs to the split; by default training has those that no other split names."""
     held = {
         "validation": set(config.tasks.validation_projects),
         "test": set(config.tasks.test_projects),
     }
-    for key, projects in held.items():
+    trained = set(config.tasks.train_projects)
+    for key, projects in {**held, "train": trained}.items():
         if unknown := sorted(projects - set(names.values())):
             raise ConfigError(
                 f"tasks.{key}_projects: expected projects of tasks.definitions, "
@@ -95,8 +97,11 @@ def _of_split(config: Config, split: Split, names: Mapping[str, str]) -> set[str
             )
     if both := sorted(held["validation"] & held["test"]):
         raise ConfigError(f"tasks.test_projects: {', '.join(both)} is held out for validation already")
+    for key, projects in held.items():
+        if both := sorted(trained & projects):
+            raise ConfigError(f"tasks.train_projects: {', '.join(both)} is held out for {key} already")
     rest = set(names.values()) - held["validation"] - held["test"]
-    wanted = held.get(split, rest)
+    wanted = held.get(split, trained or rest)
     found = {name for name, project in names.items() if project in wanted}
     if not found:
         raise ConfigError(
@@ -105,6 +110,20 @@ def _of_split(config: Config, split: Split, names: Mapping[str, str]) -> set[str
             else "tasks: every project is held out, none is left to train on"
         )
     return found
+
+
+def evenly(ids: Sequence[str], projects: Mapping[str, str], most: int | None) -> list[str]:
+    """At most `most` ids of each project (id → project), spread over its part of the list; None: all."""
+    own: dict[str, list[str]] = {}
+    for each in ids:
+        own.setdefault(projects[each], []).append(each)
+    counts = {project: min(len(part), most or len(part)) for project, part in own.items()}
+    kept = {
+        part[i * len(part) // counts[project]]
+        for project, part in own.items()
+        for i in range(counts[project])
+    }
+    return [each for each in ids if each in kept]
 
 
 def _rows(config: Config, split: Split, resource: Callable[[str], Path]) -> Tasks:
