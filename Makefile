@@ -10,7 +10,7 @@ TRL := .cache/trl
 ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines jetstream parity parity-generate bench-model lint \
-	kill-test starting-checkpoint validate-tasks bench bench-engine bench-train bench-sandbox lock \
+	kill-test replay starting-checkpoint validate-tasks bench bench-engine bench-train bench-sandbox lock \
 	clean
 
 help:  ## this list
@@ -32,6 +32,10 @@ test-slow: $(READY)  ## the slow suites
 
 kill-test: $(READY)  ## a small run killed at 20 random moments ends as one that was not; ARGS="--async drain"
 	$(PY) -m tools.kill_run $(ARGS)
+
+replay: $(READY)  ## known fixes through the agent loop must earn 1.0: generated tasks, two of each project
+	$(PY) -m jaxrl.replay "replay.splits=[train, validation, test]"
+	$(PY) -m jaxrl.replay configs/projects.yaml tasks.per_project=2 $(ARGS)
 
 test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment without JAX
 	$(NOJAX)/bin/python -m pytest -p no:cacheprovider tests/project/test_without_jax.py tests/feed $(ARGS)

@@ -86,6 +86,20 @@ def step_metrics(
     }
 
 
+def no_signal(step: int, result: StepResult) -> str:
+    """Says that a step had nothing to learn from, and how its rollouts ended; "" if a group was mixed."""
+    if any(group.mixed for group in result.examples):
+        return ""
+    rollouts = [trajectory for group in result.groups for trajectory in group.trajectories]
+    outcomes = Counter(t.outcome.value for t in rollouts)
+    ended = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
+    skipped = [f"; update skipped: {report.skipped}" for report in result.reports if report.skipped]
+    return (
+        f"step {step}: rewards are equal within each group, so every advantage is 0 and nothing can be "
+        f"learnt ({len(rollouts)} rollouts: {ended}){''.join(dict.fromkeys(skipped))}"
+    )
+
+
 def trained_ages(result: StepResult, *, version: int) -> Counter[int]:
     """Tokens in the loss by their age: `version`, that of the step's start, minus the one that sampled."""
     ages: Counter[int] = Counter()

@@ -113,17 +113,18 @@ def _of_split(config: Config, split: Split, names: Mapping[str, str]) -> set[str
 
 
 def evenly(ids: Sequence[str], projects: Mapping[str, str], most: int | None) -> list[str]:
-    """At most `most` ids of each project (id → project), spread over its part of the list; None: all."""
+    """At most `most` ids of each project (id → project), from first to last of its own; None: all."""
     own: dict[str, list[str]] = {}
     for each in ids:
         own.setdefault(projects[each], []).append(each)
-    counts = {project: min(len(part), most or len(part)) for project, part in own.items()}
-    kept = {
-        part[i * len(part) // counts[project]]
-        for project, part in own.items()
-        for i in range(counts[project])
-    }
+    kept = {part[place] for part in own.values() for place in _spread(len(part), most or len(part))}
     return [each for each in ids if each in kept]
+
+
+def _spread(size: int, most: int) -> list[int]:
+    """At most `most` places among `size`, both ends among them where there are two or more."""
+    count = min(size, most)
+    return [place * (size - 1) // max(1, count - 1) for place in range(count)]
 
 
 def _rows(config: Config, split: Split, resource: Callable[[str], Path]) -> Tasks:

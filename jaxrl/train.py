@@ -34,7 +34,7 @@ from jaxrl.evaluation import Evaluation, evaluate, record
 from jaxrl.handover import WeightHandOver
 from jaxrl.model.transformer import Transformer
 from jaxrl.progress import Progress
-from jaxrl.reporting import StepTimes, step_line, step_metrics, trained_ages, write_rollouts
+from jaxrl.reporting import StepTimes, no_signal, step_line, step_metrics, trained_ages, write_rollouts
 from jaxrl.rl.examples import group_examples
 from jaxrl.rl.learner import Learner
 from jaxrl.rollout.waves import waves
@@ -164,6 +164,8 @@ class Trainer:
             if not report.applied:
                 feed.event("alert", step, reason=f"update skipped: {report.skipped}")
         self._progress.step(step_line(step, result, metrics))
+        if told := no_signal(step, result):
+            self._progress.note(told)
 
     async def _evaluate_due(self, step: int) -> None:
         every, steps = self._config.evaluation.every, self._config.run.steps

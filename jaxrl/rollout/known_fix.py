@@ -55,7 +55,7 @@ def _unique(lines: Sequence[str], start: int, stop: int, new: Sequence[str]) -> 
         changed = "".join([*lines[low:start], *new, *lines[stop:high]])
         if old.endswith("\n") and changed.endswith("\n"):
             old, changed = old[:-1], changed[:-1]
-        if old.strip() and text.count(old) == 1:
+        if old.strip() and text.find(old) == text.rfind(old):  # overlapping ones count, too
             return old, changed
     raise ValueError("expected a text with something in it to replace; it is blank")
 
