@@ -156,7 +156,8 @@ def cases(args: argparse.Namespace) -> "list[Case]":
     """The lines of the table."""
     from grpo_side import Case
 
-    sizes = {name: getattr(args, name) for name in ("prompts", "samples", "new_tokens", "rows", "row_length")}
+    names = ("prompts", "samples", "new_tokens", "rows", "row_samples")
+    sizes = {name: getattr(args, name) for name in names}
     return [
         Case(updates=updates, fixed=fixed, **sizes) for updates in args.updates for fixed in (False, True)
     ]
@@ -178,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=56, help="sampled each (default: 56)")
     parser.add_argument("--microbatch", type=int, default=32, help="sequences, TRL (default: 32)")
     parser.add_argument("--rows", type=int, default=8, help="of a microbatch, jaxrl (default: 8)")
-    parser.add_argument("--row-length", type=int, default=448, help="tokens, jaxrl (default: 448)")
+    parser.add_argument("--row-samples", type=int, default=4, help="that fit a row, jaxrl (default: 4)")
     args = parser.parse_args()
     for updates in args.updates:
         part = args.prompts * args.samples / updates

@@ -49,17 +49,20 @@ class Case:
     samples: int
     new_tokens: int
     rows: int
-    row_length: int
+    row_samples: int  # the longest fit a packed row that often
 
-    def config(self) -> Config:
-        """The quickstart's model and optimizer with the recipe that both sides can play."""
+    def config(self, *, longest: int = 1) -> Config:
+        """The quickstart's model and optimizer with the recipe that both sides can play.
+
+        longest: tokens of the longest sample with its prompt.
+        """
         given = "recomputed" if self.updates > 1 else "on_policy"
         settings = {
             "rl.prompts_per_step": self.prompts,
             "rl.group_size": self.samples,
             "rl.updates_per_step": self.updates,
             "rl.rows_per_microbatch": self.rows,
-            "rl.row_length": self.row_length,
+            "rl.row_length": self.row_samples * longest,
             "rl.ratio": given if self.fixed else "sampler",
             "rl.baseline": "mean",
             "rl.drop_equal_groups": "false",
@@ -86,7 +89,7 @@ def reward(completion: Sequence[int]) -> float:
 @asynccontextmanager
 async def sampling(case: Case, prompts: Sequence[Prompt]) -> AsyncIterator[Play]:
     """Plays whole steps: step i takes the prompts from i * case.prompts on."""
-    config = case.config()
+    config = case.config(longest=_longest_prompt(prompts) + case.new_tokens)
     with ThreadPoolExecutor(1, thread_name_prefix="device") as device:
         model = build_model(config)
         learner = build_learner(config, model)
@@ -111,7 +114,8 @@ async def updating(
     case: Case, prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> AsyncIterator[Play]:
     """Plays updates on the same completions again and again; those of a prompt lie side by side."""
-    config = case.config()
+    longest = _longest_prompt(prompts) + max(len(each.ids) for each in completions)
+    config = case.config(longest=longest)
     groups = [
         _group(str(p), prompt.ids, completions[p * case.samples : (p + 1) * case.samples])
         for p, prompt in enumerate(prompts)
@@ -195,10 +199,14 @@ def _group(
     return TrajectoryGroup(task=task, epoch=0, trajectories=made)
 
 
+def _longest_prompt(prompts: Sequence[Prompt]) -> int:
+    return max(len(prompt.ids) for prompt in prompts)
+
+
 def _engine_options(case: Case, prompts: Sequence[Prompt]) -> EngineOptions:
     return EngineOptions(
         slots=case.prompts * case.samples,
-        context=max(len(prompt.ids) for prompt in prompts) + case.new_tokens,
+        context=_longest_prompt(prompts) + case.new_tokens,
         parked=case.prompts,
         decode_steps=8,
     )
