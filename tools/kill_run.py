@@ -104,11 +104,19 @@ def progress(run: Path, number: int) -> int:
     return sum(row["attempt"] == number for row in read_events(run, "step"))
 
 
-def life(run: Path) -> tuple[float, float]:
-    """Seconds from the first attempt's start to its first step's end, and of a later step."""
-    started = lineage(run).attempts[0].started
+def first_step(run: Path) -> float | None:
+    """Seconds from the start of the newest attempt that has done a step to that step's end, if any has."""
+    for attempt in reversed(lineage(run).attempts):
+        ends = [row["t"] for row in read_events(run, "step") if row["attempt"] == attempt.number]
+        if ends:
+            return ends[0] - attempt.started
+    return None
+
+
+def later_step(run: Path) -> float:
+    """Seconds of a step after the first, in an uninterrupted run."""
     ends = [row["t"] for row in read_events(run, "step")]
-    return ends[0] - started, (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
 def trained(run: Path) -> Iterator[bytes]:
@@ -169,21 +177,19 @@ def describe(run: Path) -> None:
     print(f"  ended by the clock or by a fault: {sum(row['outcome'] in BY_THE_CLOCK for row in rows)}")
 
 
-def kill_often(
-    arguments: Sequence[str], run: Path, times: tuple[float, float], *, kills: int, seed: int
-) -> int:
-    """Starts the run and kills it, again and again; how often it was alive then. `times` are its `life`."""
-    rng, alive = random.Random(seed), 0
+def kill_often(arguments: Sequence[str], run: Path, *, whole: Path, kills: int, seed: int) -> int:
+    """Starts the run and kills it up to `kills` times, until it is over; how often that was."""
+    rng = random.Random(seed)
     for number in range(1, kills + 1):
         steps, part = divmod(rng.uniform(0, 2), 1)
-        then = part * times[0 if steps == 0 else 1]
-        alive += kill(arguments, run, steps=int(steps), then=then)
+        # Compiling takes most of a first step, and machines are not equally fast at all times.
+        span = later_step(whole) if steps else first_step(run) or first_step(whole) or 0.0
+        if not kill(arguments, run, steps=int(steps), then=part * span):
+            return number - 1
         done = max((row["step"] for row in read_events(run, "step")), default=0)
-        print(
-            f"kill {number}: {then:.2f} s after step {steps:.0f} of its attempt; {done} steps done",
-            flush=True,
-        )
-    return alive
+        when = f"{part * span:.2f} s after step {steps:.0f} of its attempt"
+        print(f"kill {number}: {when}; {done} steps done", flush=True)
+    return kills
 
 
 def parse() -> argparse.Namespace:
@@ -202,13 +208,10 @@ def main() -> None:
     whole, killed = folder / "whole", folder / f"killed_{given.seed}"
     chosen = partial(settings, folder, steps=given.steps, update=given.update)
     play(chosen(whole.name))
-    times = life(whole)
-    print(
-        f"{folder}: first step {times[0]:.1f} s, later ones {times[1]:.1f} s; seed {given.seed}", flush=True
-    )
-    alive = kill_often(chosen(killed.name), killed, times, kills=given.kills, seed=given.seed)
+    print(f"{folder}: {later_step(whole):.1f} s a step; seed {given.seed}", flush=True)
+    done = kill_often(chosen(killed.name), killed, whole=whole, kills=given.kills, seed=given.seed)
     play(chosen(killed.name))
-    print(f"{alive} of {given.kills} kills hit a run that had not ended")
+    print(f"{done} kills of {given.kills}")
     describe(whole)
     describe(killed)
     found = compare(whole, killed, asynchronous=given.update is not None)
