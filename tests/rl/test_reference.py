@@ -204,6 +204,7 @@ MLPERF = {"preset": "mlperf_v6_1"}
 @given(CASES)
 @example(Case([KINDS["one success"], KINDS["one failure"], KINDS["equal"]], 1, MLPERF))
 @example(Case([KINDS["all masked"]], 2, MLPERF))
+@example(Case([KINDS["a fault among them"]], 6, MLPERF))
 @example(Case([KINDS["all masked"], KINDS["a fault among them"]], 3, {"preset": "dapo"}))
 @example(Case([KINDS["a masked success"], KINDS["equal"]], 4, {"preset": "grpo"}))
 @example(Case([], 5, {"preset": "gspo"}))
