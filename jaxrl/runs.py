@@ -158,13 +158,14 @@ def _check_settings(path: Path, config: Config) -> None:
         before = read_run(path)["config"]
     except FileNotFoundError:
         return
-    now = config.model_dump(mode="json")
+    # A setting that did not exist then had no other effect than its default has now.
+    before, now = _merged(Config().model_dump(mode="json"), before), config.model_dump(mode="json")
     changed = [
-        f"{section}.{key}: {before.get(section, {}).get(key)!r} then, {value!r} now"
+        f"{section}.{key}: {before[section][key]!r} then, {value!r} now"
         for section, values in now.items()
         if section not in FREE_TO_CHANGE
         for key, value in values.items()
-        if before.get(section, {}).get(key) != value
+        if before[section][key] != value
     ]
     if now["run"]["seed"] != before["run"]["seed"]:
         changed.append(f"run.seed: {before['run']['seed']} then, {now['run']['seed']} now")
@@ -173,3 +174,13 @@ def _check_settings(path: Path, config: Config) -> None:
             f"{path} was started with other settings; restore them, or choose another run.run_name:\n  "
             + "\n  ".join(changed)
         )
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`, key by key at every depth."""
+    deep = {key: _merged(base[key], value) for key, value in over.items() if _both(base.get(key), value)}
+    return {**base, **over, **deep}
+
+
+def _both(first: object, second: object) -> bool:
+    return isinstance(first, Mapping) and isinstance(second, Mapping)

@@ -125,6 +125,23 @@ def test_other_settings_are_free_until_there_is_a_checkpoint(tmp_path: Path) -> 
         pytest.fail("expected other settings to be refused")
 
 
+def test_a_run_older_than_a_setting_goes_on_with_its_default(tmp_path: Path) -> None:
+    learner = SimpleNamespace(state=dict)
+    with open_run(tmp_path, load(), learner):  # type: ignore[arg-type]
+        pass
+    older = json.loads((tmp_path / "run.json").read_text())
+    del older["config"]["rl"]["max_staleness"], older["config"]["harness"]
+    (tmp_path / "run.json").write_text(json.dumps(older))
+    (tmp_path / "checkpoints/checkpoint_000001_step_00000000").mkdir(parents=True)
+    with (
+        pytest.raises(ConfigError, match="rl.max_staleness: 0 then, 1 now"),
+        open_run(tmp_path, load(overrides=["rl.max_staleness=1"]), learner),  # type: ignore[arg-type]
+    ):
+        pytest.fail("expected another value than the default to be refused")
+    with open_run(tmp_path, load(), learner) as opened:  # type: ignore[arg-type]
+        assert opened.fresh
+
+
 @pytest.mark.parametrize("line", ["not json", json.dumps({"other": 1}), json.dumps({"messages": [{}]})])
 def test_data_that_are_no_conversations(tmp_path: Path, line: str) -> None:
     data = tmp_path / "data.jsonl"
