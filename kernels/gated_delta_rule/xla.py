@@ -150,6 +150,7 @@ def _solve(k_BMKCH, v, beta, decays: _Decays) -> tuple[Array, Array]:
     return solved[..., :J], solved[..., J:]
 
 
+@jax.custom_vjp
 def _inverse(A: Array) -> Array:
     """(I + A)^-1 for strictly lower triangular A [.., C, C], from inverses of ever larger diagonal blocks.
 
@@ -166,6 +167,19 @@ def _inverse(A: Array) -> Array:
             below = _einsum("...ct,...tu,...us->...cs", inverse, below, inverse)
         inverse, size = inverse - below, 2 * size
     return inverse
+
+
+def _inverse_forward(A: Array) -> tuple[Array, Array]:
+    inverse = _inverse(A)
+    return inverse, inverse
+
+
+def _inverse_backward(inverse: Array, cotangent: Array) -> tuple[Array]:
+    """-X^T dX X^T for X = (I + A)^-1: two products, where differentiating the merges takes seventeen."""
+    return (-_einsum("...sc,...st,...ut->...cu", inverse, cotangent, inverse),)
+
+
+_inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def _scan_chunks(first: Array, chunks: tuple[Array, ...]) -> tuple[Array, Array]:
