@@ -11,7 +11,7 @@ ARGS ?=
 
 .PHONY: help setup train test test-slow test-nojax test-engines jetstream parity parity-generate bench-model lint \
 	kill-test replay starting-checkpoint validate-tasks bench bench-engine bench-train bench-sandbox lock \
-	clean
+	clean memory
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -36,6 +36,9 @@ kill-test: $(READY)  ## a small run killed at 20 random moments ends as one that
 replay: $(READY)  ## known fixes through the agent loop must earn 1.0: generated tasks, two of each project
 	$(PY) -m jaxrl.replay "replay.splits=[train, validation, test]"
 	$(PY) -m jaxrl.replay configs/projects.yaml tasks.per_project=2 $(ARGS)
+
+memory: $(READY)  ## bytes per device of the 0.8B node configuration, compiled here; ARGS="configs/other.yaml key=value"
+	$(PY) -m tools.memory_report $(or $(ARGS),configs/qwen3_5_0_8b.yaml)
 
 test-nojax: $(NOJAX)/ready.json  ## the parts that promise it, in an environment without JAX
 	$(NOJAX)/bin/python -m pytest -p no:cacheprovider tests/project/test_without_jax.py tests/feed $(ARGS)

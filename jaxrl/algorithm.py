@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxrl.assembly import learner_options, load_weights
 from jaxrl.config import Config, ConfigError
 from jaxrl.contracts import Outcome
+from jaxrl.devices import place_learner
 from jaxrl.model.spec import ModelSpec
 from jaxrl.model.transformer import Transformer
 from jaxrl.rl.advantage import AdvantageOptions
@@ -50,21 +52,24 @@ def check_algorithm(config: Config) -> None:
     group_options(config)
 
 
-def build_learner(config: Config, model: Transformer) -> Learner[Transformer]:
+def build_learner(config: Config, model: Transformer, *, mesh: Mesh | None = None) -> Learner[Transformer]:
     """The learner with the settings' loss, parameters and optimizer. Raises `ConfigError`."""
     if config.rl.router == "replayed" and not model.spec.is_moe:
         raise ConfigError("rl.router = replayed: expected a model with experts, got a dense one")
-    reference = _reference(config, model)
+    reference = _reference(config, model, mesh)
     try:
         return Learner(
             model,
             score=TransformerScorer(
-                temperature=config.sampling.temperature, replay=config.rl.router == "replayed"
+                temperature=config.sampling.temperature,
+                remat=config.rl.remat,
+                replay=config.rl.router == "replayed",
             ),
             loss=policy_loss(config),
             options=learner_options(config, total_steps=config.run.steps * config.rl.updates_per_step),
             parameters=parametrisation(config, model.spec),
             reference=reference,
+            placement=place_learner(model, mesh),
         )
     except ValueError as error:
         if isinstance(error, ConfigError) or config.rl.lora is None:
@@ -134,7 +139,7 @@ def _overlong(config: Config) -> OverlongPenalty | None:
         raise ConfigError(f"rl.overlong: {error}") from error
 
 
-def _reference(config: Config, model: Transformer) -> nnx.State | None:
+def _reference(config: Config, model: Transformer, mesh: Mesh | None) -> nnx.State | None:
     """The weights of the reference policy, if the loss asks for one."""
     folder = config.rl.kl.reference
     if not config.rl.kl.coefficient or folder is None:
@@ -143,7 +148,7 @@ def _reference(config: Config, model: Transformer) -> nnx.State | None:
         # Updates consume the arrays that they train; under adapters those are not the model's.
         own = nnx.state(model)
         return jax.tree.map(jnp.copy, own) if config.rl.lora is None else own
-    other = load_weights(folder, key="rl.kl.reference")
+    other = load_weights(folder, key="rl.kl.reference", dtype=config.model.dtype, mesh=mesh)
     if other.spec != model.spec:
         raise ConfigError(
             f"rl.kl.reference = {folder}: expected a model like the one that is trained, got another: "

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from flax import nnx
+from jax.sharding import Mesh
 from safetensors import SafetensorError
 
 from jaxrl import tasksets
@@ -18,6 +19,7 @@ from jaxrl.contracts import Generator, Sampling
 from jaxrl.engine.engine import Engine, EngineError, EngineOptions
 from jaxrl.model.hub import load_hub, save_hub
 from jaxrl.model.presets import PRESETS
+from jaxrl.model.spec import Dtype, ModelSpec
 from jaxrl.model.transformer import Transformer
 from jaxrl.rl.optimizer import OptimizerOptions
 from jaxrl.rollout.agent import World
@@ -56,15 +58,23 @@ def build_tokenizer(config: Config) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def build_model(config: Config) -> Transformer:
-    """The model with starting weights, or random ones where `model.checkpoint` is null."""
+def build_model(config: Config, *, mesh: Mesh | None = None) -> Transformer:
+    """The model with starting weights on `mesh`, or random ones where `model.checkpoint` is null."""
     if config.model.checkpoint is not None:
-        return load_weights(config.model.checkpoint, key="model.checkpoint")
+        return load_weights(
+            config.model.checkpoint, key="model.checkpoint", dtype=config.model.dtype, mesh=mesh
+        )
+    return Transformer(preset_spec(config), rngs=nnx.Rngs(config.run.seed))
+
+
+def preset_spec(config: Config) -> ModelSpec:
+    """The sizes of `model.preset` in `model.dtype`. Raises `ConfigError` for an unknown one."""
     if config.model.preset not in PRESETS:
         raise ConfigError(
             f"model.preset = {config.model.preset!r}: expected one of {', '.join(sorted(PRESETS))}"
         )
-    return Transformer(PRESETS[config.model.preset], rngs=nnx.Rngs(config.run.seed))
+    spec = PRESETS[config.model.preset]
+    return replace(spec, dtype=config.model.dtype or spec.dtype)
 
 
 def export_model(config: Config, model: Transformer, folder: Path) -> None:
@@ -74,13 +84,15 @@ def export_model(config: Config, model: Transformer, folder: Path) -> None:
     shutil.copyfile(resource(config.model.tokenizer), folder / "tokenizer.json")
 
 
-def load_weights(folder: str, *, key: str) -> Transformer:
+def load_weights(
+    folder: str, *, key: str, dtype: Dtype | None = None, mesh: Mesh | None = None
+) -> Transformer:
     """The model in `folder`, which the setting `key` names. Raises `ConfigError`."""
     path = resource(folder)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{key} = {folder}: expected a folder with config.json and model.safetensors")
     try:
-        return load_hub(path)
+        return load_hub(path, dtype=dtype, mesh=mesh)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = error.args[0] if isinstance(error, KeyError) else error
         raise ConfigError(f"{key} = {folder}: {reason}") from error
@@ -172,7 +184,9 @@ class Parts:
 
 
 @asynccontextmanager
-async def open_parts(config: Config, model: Transformer, device: Executor) -> AsyncIterator[Parts]:
+async def open_parts(
+    config: Config, model: Transformer, device: Executor, *, mesh: Mesh | None = None
+) -> AsyncIterator[Parts]:
     """Starts engine, sandboxes and graders; everything they started is gone at the end.
 
     Raises `ConfigError` for sizes that do not fit together, and where sandboxes cannot run.
@@ -185,7 +199,7 @@ async def open_parts(config: Config, model: Transformer, device: Executor) -> As
         )
     async with AsyncExitStack() as stack:
         pool, grader = await _sandboxes(config, stack)
-        engine = await stack.enter_async_context(_engine(model, config, device))
+        engine = await stack.enter_async_context(_engine(model, config, device, mesh))
         world = _world(config, engine, tokenizer, pool, grader)
         yield Parts(world=world, engine=engine, pool=pool, grader=grader)
 
@@ -258,7 +272,8 @@ def _limits(config: Config) -> Limits:
     )
 
 
-def _engine_options(config: Config) -> EngineOptions:
+def engine_options(config: Config) -> EngineOptions:
+    """Sizes and policies of the engine. Raises `ConfigError`."""
     chosen = config.engine
     if list(chosen.prefill_buckets) != sorted(set(chosen.prefill_buckets)):
         raise ConfigError(
@@ -279,9 +294,9 @@ def _engine_options(config: Config) -> EngineOptions:
     )
 
 
-def _engine(model: Transformer, config: Config, device: Executor) -> Engine:
+def _engine(model: Transformer, config: Config, device: Executor, mesh: Mesh | None) -> Engine:
     try:
-        return Engine(model, _engine_options(config), device=device)
+        return Engine(model, engine_options(config), device=device, mesh=mesh)
     except EngineError as error:
         raise ConfigError(f"engine: {error}") from error
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from jaxrl.assembly import build_model, build_tasks, check_prompts, open_parts, package_versions
 from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling
+from jaxrl.devices import build_mesh
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.feed.jsonl import JsonlWriter
 from jaxrl.progress import Seldom
@@ -35,9 +36,9 @@ def main(argv: Sequence[str]) -> None:
 async def run(config: Config) -> list[Evaluation]:
     """One evaluation per sampling, in their order."""
     tasks = build_tasks(config, config.evaluation.split, tell=Seldom(partial(print, flush=True)))
-    made = []
+    made, mesh = [], build_mesh(config)
     with ThreadPoolExecutor(1, thread_name_prefix="device") as device:
-        async with open_parts(config, build_model(config), device) as parts:
+        async with open_parts(config, build_model(config, mesh=mesh), device, mesh=mesh) as parts:
             check_prompts(parts.world, tasks)
             for temperature, top_p in config.evaluation.sampling_sets:
                 each = await evaluate(

@@ -60,6 +60,19 @@ class Model(Section):
     """Tokenizer file."""
 
 
+class Mesh(Section):
+    """Devices that weights and rows are spread over: their product is their number; all 1: one device."""
+
+    data: Count = 1
+    """Splits rows; every part has whole weights."""
+    fsdp: Count = 1
+    """Splits rows, and weights by the model's width."""
+    tensor: Count = 1
+    """Splits heads, MLP widths and the vocabulary."""
+    expert: Count = 1
+    """Splits experts."""
+
+
 class Tasks(Section):
     """Which tasks; the three splits share no content."""
 
@@ -291,6 +304,8 @@ class RL(Section):
     """Tokens of a packed row."""
     rows_per_microbatch: Count = 8
     """Packed rows of one gradient accumulation."""
+    remat: bool = False
+    """Compute each layer again in the backward pass in place of keeping what it made."""
 
     @model_validator(mode="before")
     @classmethod
@@ -381,6 +396,7 @@ class Config(Section):
 
     run: Run = Run()
     model: Model = Model()
+    mesh: Mesh = Mesh()
     tasks: Tasks = Tasks()
     harness: Harness = Harness()
     sampling: Sampling = Sampling()

@@ -30,6 +30,7 @@ from jaxrl.assembly import (
 )
 from jaxrl.config import Config, explained, from_command_line
 from jaxrl.contracts import Sampling, TrajectoryGroup
+from jaxrl.devices import build_mesh
 from jaxrl.evaluation import Evaluation, evaluate, record
 from jaxrl.handover import WeightHandOver
 from jaxrl.model.transformer import Transformer
@@ -66,12 +67,13 @@ async def train(config: Config) -> None:
     check_algorithm(config)
     with ExitStack() as stack:
         device = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="device"))
-        model = build_model(config)
-        learner = build_learner(config, model)
+        mesh = build_mesh(config)
+        model = build_model(config, mesh=mesh)
+        learner = build_learner(config, model, mesh=mesh)
         opened = stack.enter_context(open_run(run, config, learner))
         progress = stack.enter_context(Progress(config.run.run_name, steps=config.run.steps))
         progress.note(opened.greeting)
-        async with open_parts(config, model, device) as parts:
+        async with open_parts(config, model, device, mesh=mesh) as parts:
             await Trainer(config, opened, learner, parts, progress, device).run()
         for line in gains(evaluations(run)):
             progress.note(line)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxrl.contracts import Generation
 from jaxrl.engine.batching import Batcher
@@ -48,6 +49,7 @@ class Engine:
         device: Executor | None = None,
         text_of: Callable[[Sequence[int]], str] | None = None,
         steps: Steps | None = None,
+        mesh: Mesh | None = None,
     ):
         """Allocates the cache; compiles nothing yet.
 
@@ -56,13 +58,15 @@ class Engine:
           text_of: decodes tokens, for stop strings.
           steps: another engine's, to share its compiled programs; of the same model and sizes.
 
+          mesh: what the model's weights lie on; None for one device.
+
         Raises:
             EngineError: an option out of its range, a memory budget that holds no sequence, or `steps` of
               other sizes.
         """
         self.options, self.context, self.vocab_size = options, options.context, model.spec.vocab_size
         sizes = options.sizes(model.spec)
-        self.steps = steps or Steps(model, sizes)
+        self.steps = steps or Steps(model, sizes, mesh=mesh)
         if self.steps.sizes != sizes:
             raise EngineError(f"steps: expected the sizes of these options, {sizes}; got {self.steps.sizes}")
         self.steps.params = None  # those in use are the device's; the first ones would outlive every swap

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl.engine import cache as device
 from jaxrl.engine.cache import EngineCache, HostCopy, Sizes
+from jaxrl.engine.places import constrained
 from jaxrl.model.spec import ModelSpec
 
 _INDICES = 64  # of one call; only those meant cost anything
@@ -22,8 +24,8 @@ _PAGES = 16  # that travel between host and device in one call
 class Moves:
     """Copies, fills, reads and writes; every method that returns a cache takes the old one for good."""
 
-    def __init__(self, spec: ModelSpec, sizes: Sizes):
-        self.spec, self.sizes = spec, sizes
+    def __init__(self, spec: ModelSpec, sizes: Sizes, *, mesh: Mesh | None = None):
+        self.spec, self.sizes, self.mesh = spec, sizes, mesh
         self._jitted: list[Any] = []
         self._copy = self.compiled(device.copy_rows, donate_argnums=0)
         self._copy_within = self.compiled(device.copy_rows_within, donate_argnums=0)
@@ -37,7 +39,8 @@ class Moves:
         # A function of its own: all jits of one function share their programs.
         @wraps(function)
         def own(*args):
-            return function(*args)
+            made = function(*args)
+            return made if self.mesh is None else constrained(made, self.mesh)
 
         self._jitted.append(jax.jit(own, **options))
         return self._jitted[-1]
@@ -48,7 +51,10 @@ class Moves:
 
     def init_cache(self) -> EngineCache:
         """An empty cache."""
-        return EngineCache.empty(self.spec, self.sizes)
+        if self.mesh is None:
+            return EngineCache.empty(self.spec, self.sizes)
+        mesh = self.mesh
+        return jax.jit(lambda: constrained(EngineCache.empty(self.spec, self.sizes), mesh))()
 
     def page_bytes(self) -> int:
         """Bytes of one page over all attention layers."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Int16
 
 from jaxrl.engine.cache import EngineCache, Sizes, by_kind, layered
@@ -60,8 +61,10 @@ class Emitted(NamedTuple):
 class Steps(Moves):
     """Compiled programs for one model and one set of sizes."""
 
-    def __init__(self, model: Transformer, sizes: Sizes):
-        super().__init__(model.spec, sizes)
+    def __init__(self, model: Transformer, sizes: Sizes, *, mesh: Mesh | None = None):
+        """`mesh`: what the model's weights lie on; None for one device. The model may be one of shapes only,
+        for `lowered`."""
+        super().__init__(model.spec, sizes, mesh=mesh)
         self.graphdef, params = nnx.split(model)
         self.params: Params = params
         self._prefill = self.compiled(self._prefill_fn, donate_argnums=1)
@@ -107,6 +110,27 @@ class Steps(Moves):
         """
         (live, kv), emitted = self._generate(params, (cache.live, cache.kv), state)
         return cache._replace(live=live, kv=kv), emitted
+
+    def lowered(self, params: Params) -> dict[str, Any]:
+        """`prefill` of the largest bucket and `generate`, lowered for weights like `params`.
+
+        Those may be shapes with shardings: to compile what no device here could hold.
+        """
+        sizes, rows = self.sizes, self.sizes.prefill_rows
+        cache = jax.jit(self.init_cache).lower().compile()
+        shapes = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            jax.eval_shape(self.init_cache),
+            cache.output_shardings,
+        )
+        held = (shapes.live, shapes.kv)
+        row_R = np.zeros(rows, np.int32)
+        tokens_RT = np.zeros((rows, sizes.prefill_buckets[-1]), np.int32)
+        pages_RX = np.zeros((rows, sizes.slot_pages), np.int32)
+        return {
+            "prefill": self._prefill.lower(params, held, tokens_RT, row_R, row_R, row_R, pages_RX),
+            "generate": self._generate.lower(params, held, idle_state(sizes)),
+        }
 
     def warm_up(self, params: Params, cache: EngineCache) -> EngineCache:
         """Runs every program there is on nothing, so that none compiles later; the cache stays as it is."""

@@ -53,7 +53,8 @@ class Learner[M: nnx.Module]:
     """Trains a Flax NNX module.
 
     Args:
-        model: its variables move into the learner; `snapshot` gives them back.
+        model: its variables move into the learner; `snapshot` gives them back. A model of shapes with
+            shardings (`nnx.eval_shape`) makes a learner that can do nothing but `lowered`.
         score: log-probs and entropy of a microbatch's targets under a model.
         loss: what to minimise.
         options: the optimizer's settings.
@@ -79,7 +80,7 @@ class Learner[M: nnx.Module]:
         self._optimizer = optimizer(options)
         self._schedule = learning_rate_schedule(options)
         self._parameters = parameters or Direct()
-        if placement is not None:
+        if placement is not None and not _is_abstract(nnx.state(model)):
             nnx.update(model, jax.device_put(nnx.state(model), placement.parameters))
             reference = None if reference is None else jax.device_put(reference, placement.parameters)
         self._graph, state = nnx.split(model)
@@ -161,6 +162,24 @@ class Learner[M: nnx.Module]:
         self.version = version
         self._accumulator, self._pending = None, 0
 
+    def lowered(self, batch: Microbatch) -> dict[str, Any]:
+        """`accumulate` for microbatches like `batch` and `apply`, lowered for the placement; nothing is run.
+
+        Leaves of `batch` need only shape and dtype.
+        """
+        assert self._placement is not None, "lowering is for a placed learner"
+        place = NamedSharding(self._placement.mesh, self._placement.batch)
+        batch = jax.tree.map(lambda leaf: _shape_at(leaf, place), batch)
+        sums = jax.eval_shape(self._evaluate, self._params, self._rest, batch)
+        total = jax.eval_shape(lambda params: empty_accumulator(params, sums), self._params)
+        places = jax.tree.map(lambda _: self._everywhere(), total)
+        places = places._replace(gradients=jax.tree.map(lambda leaf: leaf.sharding, self._params))
+        total = jax.tree.map(_shape_at, total, places)
+        return {
+            "accumulate": self._accumulate.lower(self._params, self._rest, total, batch),
+            "apply": self._apply.lower(self._params, self._opt_state, total),
+        }
+
     def _compile(self, graph: Any, score: Scorer, loss: Loss) -> None:
         merge = self._parameters.merge
 
@@ -187,16 +206,29 @@ class Learner[M: nnx.Module]:
         return lambda tree: jax.lax.with_sharding_constraint(tree, shardings)
 
     def _placed_optimizer_state(self) -> Any:
-        state = jax.jit(self._optimizer.init)(self._params)
         if self._placement is None:
-            return state
+            return jax.jit(self._optimizer.init)(self._params)
+        state = jax.eval_shape(self._optimizer.init, self._params)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self._params)
-        replicated = NamedSharding(self._placement.mesh, PartitionSpec())
-        return jax.device_put(
-            state, optimizer_shardings(self._optimizer, state, shardings, replicated=replicated)
-        )
+        places = optimizer_shardings(self._optimizer, state, shardings, replicated=self._everywhere())
+        if _is_abstract(self._params):
+            return jax.tree.map(_shape_at, state, places)
+        # Placed as they are made: no device could hold the moments of a large model for a moment.
+        return jax.jit(self._optimizer.init, out_shardings=places)(self._params)
+
+    def _everywhere(self) -> NamedSharding:
+        assert self._placement is not None
+        return NamedSharding(self._placement.mesh, PartitionSpec())
 
     def _placed_batch(self, batch: Microbatch) -> Microbatch:
         if self._placement is None:
             return batch
         return jax.device_put(batch, NamedSharding(self._placement.mesh, self._placement.batch))
+
+
+def _is_abstract(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+
+
+def _shape_at(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
