@@ -1,19 +1,17 @@
 """The settings of a run: one frozen model per section, each field with its meaning beside it.
 
-Defaults live here and nowhere else; `configs/*.yaml` state only what differs. `jaxrl.config` loads them.
+Defaults live here and in `jaxrl.machine_options`, nowhere else; `configs/*.yaml` state only what differs.
+`jaxrl.config` loads them.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from jaxrl.machine_options import Engine, Grader, Mesh, Sandbox
 from jaxrl.rl.presets import Preset, with_preset
+from jaxrl.section import Count, NonNegative, Positive, Probability, Section, Whole
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Probability = Annotated[float, Field(gt=0, le=1)]
 Outcome = Literal[
     "resolved",
     "unresolved",
@@ -26,12 +24,6 @@ Outcome = Literal[
     "suspected_tampering",
 ]
 """How a rollout may end that is no fault of the machinery; see `jaxrl.contracts.Outcome`."""
-
-
-class Section(BaseModel):
-    """Frozen; unknown keys are errors; the text under a field is its help."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -58,19 +50,6 @@ class Model(Section):
     """Of parameters and activations; null: the checkpoint's own, or the preset's."""
     tokenizer: str = "configs/quickstart/tokenizer.json"
     """Tokenizer file."""
-
-
-class Mesh(Section):
-    """Devices that weights and rows are spread over: their product is their number; all 1: one device."""
-
-    data: Count = 1
-    """Splits rows; every part has whole weights."""
-    fsdp: Count = 1
-    """Splits rows, and weights by the model's width."""
-    tensor: Count = 1
-    """Splits heads, MLP widths and the vocabulary."""
-    expert: Count = 1
-    """Splits experts."""
 
 
 class Tasks(Section):
@@ -140,57 +119,6 @@ class Sampling(Section):
     """Most likely tokens kept; 0 is off."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Least probability relative to the most likely token; 0 is off."""
-
-
-class Engine(Section):
-    """Fixed shapes of the inference engine."""
-
-    slots: Count = 128
-    """Sessions decoded together."""
-    context: Count = 192
-    """Most tokens of a session."""
-    prefill_rows: Count = 16
-    """Sessions prefilled together."""
-    prefill_buckets: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 64)
-    """Tokens of a prefill piece, ascending; the last one cuts long prompts."""
-    decode_steps: Count = 4
-    """Tokens sampled per dispatch."""
-    page_size: Count = 32
-    """Tokens whose keys and values lie together."""
-    cache_bytes: Count | None = None
-    """Device memory for keys, values and recurrent states; unset: room for every slot."""
-    parked: Count = 16
-    """Spare rows of recurrent state, for prompts that a group shares and for sessions whose tool runs."""
-    host_bytes: Whole = 4 * 2**30
-    """Host memory for idle sessions that had to leave the device."""
-    eviction: Literal["offload", "recompute", "measured"] = "offload"
-    """They are copied to the host while it has room, or prefilled again, or what was measured as cheaper."""
-
-
-class Sandbox(Section):
-    """Where the agent's commands run, and the limits of each sandbox."""
-
-    backend: Literal["namespace", "docker", "apptainer"] = "namespace"
-    """Isolation. Only the rows of r2e_gym can have another than namespace."""
-    concurrency: Count = 128
-    """Episodes at once, each with a sandbox of its own."""
-    cpu: Positive = 1.0
-    """Cores."""
-    memory_mib: Count = 512
-    """Memory, MiB."""
-    disk_mib: Count = 64
-    """Written files, MiB."""
-    pids: Count = 64
-    """Processes."""
-    wall_seconds: Positive = 1800.0
-    """Life of a sandbox, seconds."""
-
-
-class Grader(Section):
-    """Who runs the hidden tests."""
-
-    workers: Count = 2
-    """Grading processes."""
 
 
 class Importance(Section):
