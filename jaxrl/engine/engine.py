@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from jaxrl.contracts import Generation
 from jaxrl.engine.batching import Batcher
+from jaxrl.engine.checks import check_weights
 from jaxrl.engine.context import Context
 from jaxrl.engine.costs import Costs
 from jaxrl.engine.device import Device
@@ -95,6 +96,7 @@ class Engine:
         self._paused = False
         self._between: list[tuple[Callable[[], None], asyncio.Future[None]]] = []
         self._drains: list[asyncio.Future[None]] = []
+        self._holds = 0  # drains begun and not resumed: while there are any, no turn begins
         self._last_end: float | None = None
         self._loop_task: asyncio.Task | None = None
 
@@ -114,8 +116,11 @@ class Engine:
         return self._scheduler.text_of is not None
 
     async def __aenter__(self) -> "Engine":
+        if self._loop_task is not None and not self._loop_task.done():
+            raise EngineError("engine is already running: enter it once")
         self._executor = self._given_executor or ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._wake, self._paused, self._scheduler.draining = asyncio.Event(), False, False
+        self._wake, self._paused = asyncio.Event(), False
+        self._hold(-self._holds)
         self._loop_task = asyncio.create_task(self._run(), name="engine")
         return self
 
@@ -154,8 +159,10 @@ class Engine:
         """Swaps the weights of an engine that holds no conversation, as between synchronous steps.
 
         Raises:
-            EngineError: while a session holds something or a request waits; see `swap_weights`.
+            EngineError: weights of another model; while a session holds something or a request waits, see
+              `swap_weights`.
         """
+        check_weights(params, self.params, version=version)
         held = self.options.slots - self._memory.slots.free
         idle = len(self._memory.idle)
         if held or idle or self._scheduler.waiting or self._memory.host_used:
@@ -184,15 +191,20 @@ class Engine:
           keep_prefixes: let new requests take over prompts that older weights computed.
 
         Raises:
-            EngineError: the engine stops meanwhile.
+            EngineError: weights of another model, another policy, or the engine stops meanwhile.
         """
+        check_weights(params, self.params, version=version)
+        if policy not in ("drain", "in_flight") or cached not in ("keep", "recompute"):
+            raise EngineError(
+                f"policy = {policy!r}, cached = {cached!r}: expected drain or in_flight, keep or recompute"
+            )
         if policy == "drain":
             await self.drain()
         try:
             await self._at_rest(lambda: self._swap(params, version, cached, keep_prefixes))
         finally:
             if policy == "drain":
-                self.resume()
+                self._hold(-1)
 
     def _worth_storing(self, nbytes: int, tokens: int) -> bool:
         match self.options.eviction:
@@ -222,17 +234,34 @@ class Engine:
         await self._at_rest(lambda: None)
 
     async def drain(self) -> None:
-        """Waits until every turn that has begun is over; others stay queued until `resume`."""
+        """Waits until every turn that has begun is over; others stay queued until `resume`.
+
+        Raises:
+            EngineError: turns that have begun are paused, or the engine stops meanwhile.
+        """
         self.check_running()
-        self._scheduler.draining = True
+        if self._paused:
+            await self._at_rest(lambda: None)  # books the ends of cancelled turns
+        if self._paused and not self._scheduler.settled():
+            raise EngineError("engine is paused in the middle of turns: resume it before it can drain")
         drained = asyncio.get_running_loop().create_future()
         self._drains.append(drained)
-        self.wake()
-        await drained
+        self._hold(1)
+        try:
+            await drained
+        except BaseException:
+            self._hold(-1)
+            raise
 
     def resume(self) -> None:
         """Goes on after `pause` or `drain`."""
-        self._paused = self._scheduler.draining = False
+        self._paused = False
+        self._hold(-self._holds)
+
+    def _hold(self, change: int) -> None:
+        # A resume in the middle of a swap may have let go of what the swap lets go of at its end.
+        self._holds = max(self._holds + change, 0)
+        self._scheduler.draining = self._holds > 0
         self.wake()
 
     def check_running(self) -> None:
@@ -264,18 +293,24 @@ class Engine:
 
     async def _run(self) -> None:
         while True:
-            self._run_between()
-            job = None if self._paused else self._scheduler.plan()
-            self._tell_drained()
-            if job is None:
-                self._last_end = None
-                await self._wake.wait()
-                self._wake.clear()
-                continue
             try:
-                await self._do(job)
+                self._run_between()
+                job = self._planned()
+                self._tell_drained()
+                if job is not None:
+                    await self._do(job)
+                    continue
             except Exception as fault:  # noqa: BLE001 (whatever it is, every waiting turn must hear of it)
                 self._lose_device(fault)
+            self._last_end = None
+            await self._wake.wait()
+            self._wake.clear()
+
+    def _planned(self) -> Job | None:
+        if not self._paused:
+            return self._scheduler.plan()
+        self._scheduler.drop_ended()
+        return None
 
     async def _do(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
@@ -300,9 +335,13 @@ class Engine:
     def _run_between(self) -> None:
         actions, self._between = self._between, []
         for action, done in actions:
-            action()
-            if not done.done():
+            if done.done():
+                continue  # who asked for it is gone
+            try:
+                action()
                 done.set_result(None)
+            except Exception as fault:  # noqa: BLE001 (it is the asker's)
+                done.set_exception(fault)
 
     def _tell_drained(self) -> None:
         if self._drains and self._scheduler.settled():
@@ -313,7 +352,7 @@ class Engine:
 
     def _lose_device(self, fault: Exception) -> None:
         """The cache may have been donated to the failed program: what it held is to be computed anew."""
-        self._scheduler.fail_all(EngineError(f"device program failed: {type(fault).__name__}: {fault}"))
+        self._scheduler.fail_all(EngineError(f"device job failed: {type(fault).__name__}: {fault}"))
         self._memory.lose_device()
         self._device.reset()
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl.engine.cache import Sizes, page_bytes, row_bytes
+from jaxrl.engine.checks import check_count
 from jaxrl.engine.errors import EngineError
 from jaxrl.model.spec import ModelSpec
 
@@ -37,6 +38,10 @@ class EngineOptions:
             EngineError: an option out of its range, or a budget that holds no sequence of full length.
         """
         self._check()
+        if self.top_logprobs > spec.vocab_size:
+            raise EngineError(
+                f"top_logprobs = {self.top_logprobs}: expected at most the vocabulary's {spec.vocab_size}"
+            )
         pages_each = -(-self.context // self.page_size)
         return Sizes(
             slots=self.slots,
@@ -67,13 +72,15 @@ class EngineOptions:
 
     def _check(self) -> None:
         for name in ("slots", "context", "page_size", "parked", "prefill_rows", "decode_steps"):
-            if getattr(self, name) < 1:
-                raise EngineError(f"{name} = {getattr(self, name)}: expected at least 1")
+            check_count(name, getattr(self, name), 1)
         for name in ("host_bytes", "top_logprobs"):
-            if getattr(self, name) < 0:
-                raise EngineError(f"{name} = {getattr(self, name)}: expected 0 or more")
+            check_count(name, getattr(self, name), 0, 2**62)
+        if self.cache_bytes is not None:
+            check_count("cache_bytes", self.cache_bytes, 1, 2**62)
         buckets = self.prefill_buckets
-        if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
+        for bucket in buckets:
+            check_count("prefill_buckets", bucket, 1)
+        if not buckets or list(buckets) != sorted(set(buckets)):
             raise EngineError(f"prefill_buckets = {buckets}: expected ascending, distinct numbers from 1")
         if self.eviction not in ("offload", "recompute", "measured"):
             raise EngineError(f"eviction = {self.eviction!r}: expected offload, recompute or measured")

@@ -72,7 +72,7 @@ class Scheduler:
 
     def plan(self) -> Job | None:
         """The next device job, or None when there is nothing to do."""
-        self._drop_ended()
+        self.drop_ended()
         self._admit()
         job = self._prefill() or self._decode()
         ops = self.memory.take_ops()
@@ -215,7 +215,7 @@ class Scheduler:
                 continue  # closed meanwhile
             rows = np.flatnonzero(emitted.valid_NB[:, slot])
             self._book(request, emitted, rows, slot)
-            if not np.isfinite(request.full_logprobs[-1:]).all():
+            if not _finite(emitted, rows, slot):
                 self._fail(request, "non-finite log-probability: the weights or the cache hold NaN")
             elif request in self.active:
                 self._go_on(request)
@@ -248,7 +248,11 @@ class Scheduler:
         context.oldest_version = self.version if oldest is None else min(oldest, self.version)
 
     def _go_on(self, request: Request) -> None:
-        finish = request.finish(self._completed(request))
+        try:
+            finish = request.finish(self._completed(request))
+        except Exception as fault:  # noqa: BLE001 (the caller's own code decodes; others must not suffer)
+            self._fail(request, f"text_of failed: {type(fault).__name__}: {fault}")
+            return
         if finish:
             self._finish(request, finish)
         else:
@@ -293,7 +297,7 @@ class Scheduler:
         self.memory.release(request.context)
         insort(self.waiting, request, key=lambda other: other.arrival)
 
-    def _drop_ended(self) -> None:
+    def drop_ended(self) -> None:
         """Requests whose awaiter is gone: their sessions keep what was sampled."""
         gone, self._gone = self._gone, []
         for request in gone:
@@ -318,6 +322,11 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         request.wait_for(None)
+
+
+def _finite(emitted: Emitted, rows: np.ndarray, slot: int) -> bool:
+    both = emitted.logprob_NB[rows, slot], emitted.full_logprob_NB[rows, slot]
+    return all(np.isfinite(values).all() for values in both)
 
 
 def _top(emitted: Emitted, rows: np.ndarray, slot: int, width: int) -> list[Top]:

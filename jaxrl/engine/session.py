@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from jaxrl.contracts import Generation, SampleKey, Sampling
+from jaxrl.engine.checks import check_count, check_ids, check_sampling, check_strings, checked_words
 from jaxrl.engine.context import Context, Place
 from jaxrl.engine.errors import EngineError
 from jaxrl.engine.request import Request
-from jaxrl.engine.sampling import key_words
 from jaxrl.engine.step import MOST_STOP_IDS
 
 if TYPE_CHECKING:
@@ -153,6 +151,7 @@ class EngineSession:
             self._engine.release(self._context)
 
     def _ask(self, tokens, key, sampling, max_tokens, stop_ids, stop_strings, top_logprobs) -> Request:
+        words = checked_words(key)  # first: after an error the session is as before
         context, start, room = self._context, self.length, self._room(tokens)
         context.tokens += [int(token) for token in tokens]
         self._request = Request(
@@ -165,7 +164,7 @@ class EngineSession:
             top_logprobs=top_logprobs,
             budget=min(max_tokens, room),
             limited_by="length" if max_tokens <= room else "context",
-            words=key_words(key),
+            words=words,
             future=asyncio.get_running_loop().create_future(),
         )
         return self._request
@@ -191,38 +190,23 @@ class EngineSession:
         engine = self._engine
         engine.check_running()
         if self._busy():
-            raise EngineError("session already generates: await its turn before the next")
-        if max_tokens < 1:
-            raise EngineError(f"max_tokens must be at least 1, got {max_tokens}")
+            raise EngineError(
+                "session already generates: await its turn, or close its stream (contextlib.aclosing), first"
+            )
+        check_count("max_tokens", max_tokens, 1)
+        check_ids("tokens", tokens, vocab=engine.vocab_size)
+        check_ids("stop_ids", stop_ids, vocab=engine.vocab_size)
+        check_strings(stop_strings)
+        check_sampling(sampling)
         if not len(tokens) and not self.length:
             raise EngineError("empty prompt: the first turn needs at least one token")
         if len(stop_ids) > MOST_STOP_IDS:
             raise EngineError(f"at most {MOST_STOP_IDS} stop ids per turn, got {len(stop_ids)}")
         if stop_strings and not engine.decodes_text:
             raise EngineError("stop strings need an engine that decodes: pass text_of=tokenizer.decode")
-        if "" in stop_strings:
-            raise EngineError("stop strings: expected non-empty strings, got ''")
-        if not 0 <= top_logprobs <= engine.options.top_logprobs:
+        check_count("top_logprobs", top_logprobs, 0)
+        if top_logprobs > engine.options.top_logprobs:
             raise EngineError(
                 f"top_logprobs = {top_logprobs}: this engine records {engine.options.top_logprobs}; "
                 "raise EngineOptions.top_logprobs"
             )
-        _check_ids("token id", tokens, engine.vocab_size)
-        _check_ids("stop id", stop_ids, engine.vocab_size)
-        _check_sampling(sampling)
-
-
-def _check_ids(what: str, ids: Sequence[int], vocab: int) -> None:
-    for one in ids:
-        if not isinstance(one, int | np.integer) or isinstance(one, bool):
-            raise EngineError(f"{what} {one!r}: expected an integer, got {type(one).__name__}")
-        if not 0 <= one < vocab:
-            raise EngineError(f"{what} {one} is outside the vocabulary 0..{vocab - 1}")
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    bounds = {"temperature": (0, np.inf), "top_p": (0, 1), "top_k": (0, np.inf), "min_p": (0, 1)}
-    for name, (low, high) in bounds.items():
-        value = getattr(sampling, name)
-        if not low <= value <= high or value == np.inf or (name == "top_p" and value == 0):
-            raise EngineError(f"sampling.{name} = {value}: expected {low} to {high}")

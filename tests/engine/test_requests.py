@@ -205,11 +205,28 @@ def test_append_prefills_without_sampling(engine):
         ([], {}, "empty prompt"),
         ([64], {}, "outside the vocabulary"),
         ([-1], {}, "outside the vocabulary"),
-        ([7.5], {}, "expected an integer"),
-        (["7"], {}, "expected an integer"),
+        ([7.5], {}, "expected integers"),
+        (["7"], {}, "expected integers"),
+        (None, {}, "tokens: expected a list of token ids, got NoneType"),
+        ((t for t in [7]), {}, "tokens: expected a list of token ids, got generator"),
+        ("7", {}, "tokens: expected a list of token ids, got str"),
+        ([7], {"max_tokens": 2.5}, "max_tokens = 2.5: expected an integer"),
+        ([7], {"max_tokens": float("nan")}, "max_tokens = nan"),
+        ([7], {"max_tokens": "3"}, "max_tokens = '3'"),
+        ([7], {"stop_ids": None}, "stop_ids: expected a list"),
+        ([7], {"stop_strings": "ab"}, "expected a list of strings"),
+        ([7], {"stop_strings": [5]}, "non-empty strings, got 5"),
+        ([7], {"top_logprobs": 1.5}, "top_logprobs = 1.5"),
+        ([7], {"sampling": 5}, "expected a contracts.Sampling"),
+        ([7], {"sampling": Sampling(top_k=2**40)}, "top_k"),
+        ([7], {"sampling": Sampling(temperature=float("inf"))}, "temperature = inf: expected 0 .greedy. or"),
+        ([7], {"sampling": Sampling(temperature=2e-38)}, "temperature"),
+        ([7], {"key": 5}, "key: expected a contracts.SampleKey"),
+        ([7], {"key": SampleKey(0.5, "t", 0, 0, 0)}, "key.seed"),  # type: ignore[arg-type]
+        ([7], {"key": SampleKey(0, "\udc80", 0, 0, 0)}, "UTF-8"),
         ([7], {"max_tokens": 0}, "max_tokens"),
         ([7], {"stop_ids": range(9)}, "stop ids"),
-        ([7], {"stop_ids": [64]}, "stop id 64"),
+        ([7], {"stop_ids": [64]}, "stop_ids: 64"),
         ([7], {"stop_strings": [""]}, "non-empty"),
         ([7], {"top_logprobs": 4}, "records 3"),
         ([7], {"sampling": Sampling(temperature=-1)}, "temperature"),
@@ -223,7 +240,8 @@ def test_bad_requests_say_why_and_leave_the_engine_alive(engine, tokens, options
     async def work(engine: Engine):
         session = engine.open_session()
         with pytest.raises(EngineError, match=message):
-            await ask(session, tokens, **options)
+            settings = {"key": KEY, "sampling": Sampling(), "max_tokens": 2} | options
+            await session.generate(tokens, **settings)
         assert session.length == 0
         return await ask(session, [9])
 
@@ -239,6 +257,12 @@ def test_bad_requests_say_why_and_leave_the_engine_alive(engine, tokens, options
         ({"prefill_buckets": ()}, "prefill_buckets"),
         ({"eviction": "never"}, "eviction"),
         ({"host_bytes": -1}, "host_bytes"),
+        ({"host_bytes": float("nan")}, "host_bytes"),
+        ({"prefill_buckets": (16.5,)}, "prefill_buckets = 16.5"),
+        ({"slots": 2.5}, "slots = 2.5"),
+        ({"context": None}, "context = None"),
+        ({"decode_steps": True}, "decode_steps = True"),
+        ({"top_logprobs": 65}, "vocabulary"),
     ],
 )
 def test_bad_options_say_which(model, options, message):
@@ -343,7 +367,7 @@ def test_a_device_fault_fails_what_runs_and_loses_no_session(engine, monkeypatch
 
         with monkeypatch.context() as patch:
             patch.setattr(engine.steps, "generate", broken)
-            with pytest.raises(EngineError, match="device program failed: RuntimeError: no such device"):
+            with pytest.raises(EngineError, match="device job failed: RuntimeError: no such device"):
                 await ask(busy, [7, 8])
         out = await ask(idle, [9], turn=1, max_tokens=4)
         assert idle.tokens == (*held, 9, *out.tokens) and busy.length == 0
