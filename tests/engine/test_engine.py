@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,11 +136,20 @@ def test_what_the_host_keeps_comes_back_bit_for_bit_after_a_restart(engine):
     assert nothing_leaked(engine)
 
 
-def test_the_example_of_the_readme_runs():
+def test_the_examples_of_the_readme_run():
     root = Path(__file__).parent.parent.parent
-    (example,) = re.findall(r"```python\n(.*?)```", (root / "jaxrl/engine/README.md").read_text(), re.DOTALL)
+    text = (root / "jaxrl/engine/README.md").read_text()
+    example, more = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    # The second goes on where the first has its session.
+    place = "        print(out.tokens, out.logprobs, out.finish)\n"
+    assert place in example
+    params = "params = engine.params\n"
+    both = example.replace(place, place + textwrap.indent(params + more, " " * 8))
+    script = "import contextlib\n" + both
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=root, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith(("length", "stop"))
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith(("length", "stop")) and lines[-1].endswith(("length", "stop"))
+    assert len(lines) > 3 and lines[1].endswith("None")
